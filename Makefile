@@ -1,5 +1,7 @@
 # make test     lint and the default test suite (what every change must pass)
 # make test-slow  whole programs played and killed, long loops, the package from its built wheel
+# make test-workers  the contract of the control API and of OpenEnv, recorded traffic and the gate's faults, each server
+#               in them as two workers (docs/workers.md)
 # make test-browser  the viewer in a real browser
 # make cheats   every cheat on every shipped task, as root with many uids and with one; with TURNSTILE_TEST_IMAGE (an
 #               image with Python) in Docker too
@@ -16,7 +18,7 @@
 # make recorded-run  the run of real agents that the viewer's tests and pictures show (tests/ui/recorded), in Docker
 # make pictures  the viewer's pictures of the documentation, from that run (docs/pictures)
 # make campaign  random faults against a whole server, and a checker that holds agents, engine and export against each
-#               other: docs/campaign.md (MINUTES=5 SEED=1 BACKENDS="local docker" OUT=folder)
+#               other: docs/campaign.md (MINUTES=5 SEED=1 BACKENDS="local local:2 docker" OUT=folder; :2 are workers)
 # make harbor   Harbor's task folders played by `harbor run` and by Turnstile: equal rewards (HARBOR=program;
 #               RECORD=1 keeps Harbor's for the tests)
 # make lint     format, lint, types, import rules, lock
@@ -36,7 +38,7 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3.14 pyth
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: test test-slow test-browser cheats test-thorough engines check lint demo container bench agents-matrix recorded-run pictures campaign harbor docs ui ui-check clean
+.PHONY: test test-slow test-workers test-browser cheats test-thorough engines check lint demo container bench agents-matrix recorded-run pictures campaign harbor docs ui ui-check clean
 
 test: $(INSTALLED)
 	scripts/bubblewrap.sh
@@ -46,6 +48,14 @@ test-slow: $(INSTALLED)
 	scripts/bubblewrap.sh
 	scripts/nginx.sh
 	$(BIN)/pytest -n 3 -m "slow and not docker and not cheats and not thorough and not sglang and not vllm"
+
+# The rest of these suites asks one server for an order, a bound or a journal that several do not share.
+WORKERS_PLAY := tests/control/test_control_api.py tests/openenv/test_openenv_http.py tests/openenv/test_openenv_mcp.py \
+	tests/traffic/test_replay.py tests/gate/test_disconnects.py tests/gate/test_failures.py \
+	tests/gate/test_lost_replies.py tests/gate/test_retries.py
+
+test-workers: $(INSTALLED)
+	TURNSTILE_TEST_WORKERS=2 $(BIN)/pytest -n 2 -m "not slow and not docker and not thorough" $(WORKERS_PLAY)
 
 test-browser: $(INSTALLED) ui/node_modules
 	scripts/install_chromium.sh

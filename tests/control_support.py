@@ -45,7 +45,7 @@ from turnstile_server.workers.child import WorkerChild
 from turnstile_server.workers.division import worker_settings
 from turnstile_server.workers.link import WorkerLink
 from turnstile_server.workers.orders import WorkerOrders
-from turnstile_server.workers.serve import private_folder, unix_socket
+from turnstile_server.workers.socket_folder import private_folder, unix_socket
 
 KEY = "test-control-key-0123456789"
 WORKERS = int(os.environ.get("TURNSTILE_TEST_WORKERS", "1"))

@@ -1,6 +1,6 @@
 """Plays faults against a whole server and holds its export against what really happened.
 
-    python benchmarks/campaign [--minutes M] [--seed N] [--backends local docker] [--faults K] [--out FOLDER]
+    python benchmarks/campaign [--minutes M] [--seed N] [--backends local[:N] docker] [--faults K] [--out FOLDER]
 
 The faults, the agents' plans and what is damaged follow from the seed; their exact moments do not. ``--faults``
 stops after so many, to play the beginning of a campaign again. Prints a report, and writes it (``campaign.json``)
@@ -16,6 +16,7 @@ import json
 import logging
 import os
 import random
+import re
 import shutil
 import sys
 import tempfile
@@ -25,7 +26,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # started as a folder, its parent is not on the path
 
 from campaign.arena import Arena
-from campaign.faults import Fault, Outcome, catalogue
+from campaign.crew import KILL_WORKER
+from campaign.faults import catalogue
+from campaign.hits import Fault, Outcome
 from campaign.proc import own_mounts
 from campaign.report import BackendReport, Report
 
@@ -87,6 +90,8 @@ class Campaign:
         chance = self._arena.chance
         while not self._over():
             fault = chance.choices(faults, [each.weight for each in faults])[0]
+            if self._report.workers > 1 and not self._report.drawn:
+                fault = next(each for each in faults if each.name == KILL_WORKER)  # the one that must not miss
             self._report.drawn[fault.name] += 1
             async with self._calm:
                 pass  # faults wait for the calm, not for each other
@@ -131,17 +136,20 @@ class Campaign:
 async def play(options: argparse.Namespace, folder: Path, mounts: bool) -> Report:
     started = time.monotonic()
     until = started + options.minutes * 60
-    report = Report(options.seed, options.minutes, [BackendReport(name) for name in options.backends])
+    report = Report(
+        options.seed, options.minutes, [BackendReport(name, kind_of(name)[1]) for name in options.backends]
+    )
     campaigns = []
-    for each in report.backends:
-        below = folder / each.backend[0]
+    for each, (backend, workers) in zip(report.backends, map(kind_of, options.backends), strict=True):
+        below = folder / (backend[0] if workers == 1 else f"{backend[0]}{workers}")
         below.mkdir()
         arena = Arena(
-            each.backend,
+            backend,
             below,
             options.seed,
+            workers=workers,
             mounts=mounts,
-            docker_host=options.docker_host if each.backend == "docker" else None,
+            docker_host=options.docker_host if backend == "docker" else None,
             docker_image=options.image,
         )
         campaigns.append(Campaign(arena, each, until, options.faults))
@@ -152,11 +160,24 @@ async def play(options: argparse.Namespace, folder: Path, mounts: bool) -> Repor
     return report
 
 
+def known_backend(text: str) -> str:
+    """``local``, ``local:N`` with N workers, or ``docker``. Raises ArgumentTypeError."""
+    if re.fullmatch(r"local(:[1-9])?|docker", text) is None:
+        raise argparse.ArgumentTypeError(f"{text} is neither local, local:N (of N workers, up to 9) nor docker")
+    return text
+
+
+def kind_of(backend: str) -> tuple[str, int]:
+    """The kind of sandboxes, and the number of workers."""
+    kind, _, workers = backend.partition(":")
+    return kind, int(workers or 1)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="campaign", description="Faults against a whole server, and a checker.")
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--backends", nargs="+", choices=("local", "docker"), default=["local"])
+    parser.add_argument("--backends", nargs="+", type=known_backend, default=["local"])
     parser.add_argument("--faults", type=int, help="stop after so many faults per backend")
     parser.add_argument("--docker-host", default=os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock"))
     parser.add_argument("--image", default=os.environ.get("TURNSTILE_TEST_IMAGE", "turnstile-test:python"))

@@ -19,6 +19,7 @@ import httpx
 from campaign import leftovers
 from campaign.checker import Counts, Export, Finding, Verdict, check_episode, fingerprint
 from campaign.clock import Clock
+from campaign.crew import Crew
 from campaign.docker_engine import DockerEngine
 from campaign.proc import mount_memory, unmount
 from campaign.programs import KEY, ServerSettings, engine_program, free_port, server_program
@@ -45,6 +46,7 @@ class Arena:
         folder: Path,
         seed: int,
         *,
+        workers: int = 1,
         mounts: bool,
         docker_host: str | None = None,
         docker_image: str | None = None,
@@ -69,6 +71,7 @@ class Arena:
         self._engine_port = engine_port
         self.settings = ServerSettings(
             backend=backend,
+            workers=workers,
             folder=folder,
             control_port=free_port(),
             agent_port=free_port(),
@@ -79,6 +82,7 @@ class Arena:
             clock=Clock(folder),
             transport=lambda: self.chance.choice(("bind", "stream")),
         )
+        self.crew = Crew(workers, lambda: self.server.pid)
         self.docker = None if docker_host is None else DockerEngine(docker_host, self.settings.data)
 
     async def start(self) -> None:
@@ -294,6 +298,8 @@ class Arena:
         for name, program in (("server", self.server), ("engine", self.engine)):
             for why in program.unexpected:
                 self.find("left behind", name, why)
+        for why in self.crew.unexpected_deaths(self.server.log):
+            self.find("left behind", "server", why)
         await self.engine.stop()
         for wire in self.wires.values():
             await wire.close()

@@ -14,8 +14,6 @@ import random
 import resource
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from functools import partial
 
@@ -23,35 +21,28 @@ import httpx
 
 from campaign import journal_damage, proc
 from campaign.arena import Arena
+from campaign.crew import SOCKETS
+from campaign.hits import (
+    HOLD_S,
+    MEMORY_SPARE,
+    NOTHING,
+    STOP_S,
+    Fault,
+    Outcome,
+    frozen,
+    limited,
+    log_size,
+    told_of_memory,
+)
 from campaign.programs import KEY, MODEL
 from campaign.wire import KINDS, Kind, Way
+from campaign.worker_faults import worker_faults
 
-STOP_S = (0.2, 3.0)
-HOLD_S = (0.5, 2.5)
 WIRE_PATIENCE_S = 5.0
-MEMORY_SPARE = 1 << 20
 HUNG_S = 20.0
 METRICS_S = 4.0
 TARGET_S = 5.0
 """So long a fault waits for a process that it can hit."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    effect: bool
-    proof: str
-
-
-@dataclass(frozen=True)
-class Fault:
-    """``weight``: how often it is drawn, relative to the others."""
-
-    name: str
-    weight: float
-    run: Callable[[Arena, random.Random], Awaitable[Outcome]]
-
-
-NOTHING = Outcome(False, "there was nothing to hit")
 
 
 async def _kill(arena: Arena, chance: random.Random, *, who: str) -> Outcome:
@@ -70,20 +61,7 @@ async def _kill(arena: Arena, chance: random.Random, *, who: str) -> Outcome:
 
 async def _stop(arena: Arena, chance: random.Random, *, who: str) -> Outcome:
     program = arena.server if who == "server" else arena.engine
-    return NOTHING if program.pid is None else await _frozen([program.pid], chance, who)
-
-
-async def _frozen(pids: list[int], chance: random.Random, who: str) -> Outcome:
-    seconds = chance.uniform(*STOP_S)
-    stopped = [pid for pid in pids if proc.send_signal(pid, signal.SIGSTOP)]
-    try:
-        await asyncio.sleep(0.05)
-        proven = [pid for pid in stopped if proc.state(pid) == "T"]
-        await asyncio.sleep(seconds)
-    finally:
-        for pid in stopped:
-            proc.send_signal(pid, signal.SIGCONT)
-    return Outcome(bool(proven), f"{who} {proven} did not run for {seconds:.1f} s")
+    return NOTHING if program.pid is None else await frozen([program.pid], chance, who)
 
 
 async def _agent(arena: Arena, chance: random.Random, *, what: str) -> Outcome:
@@ -93,7 +71,7 @@ async def _agent(arena: Arena, chance: random.Random, *, what: str) -> Outcome:
         return NOTHING
     agent = chance.choice(agents)
     if what == "stop":
-        return await _frozen([agent.pid], chance, "agent")
+        return await frozen([agent.pid], chance, "agent")
     agent.kill()
     return Outcome(True, f"agent {agent.pid} was killed")
 
@@ -121,7 +99,7 @@ async def _inside(arena: Arena, chance: random.Random, *, whom: str, what: str) 
         await asyncio.sleep(0.1)
     pid = chance.choice(pids)
     if what == "stop":
-        return await _frozen([pid], chance, whom)
+        return await frozen([pid], chance, whom)
     proc.send_signal(pid, signal.SIGKILL)
     await asyncio.sleep(0.2)
     return Outcome(proc.state(pid) in ("", "Z", "X"), f"{whom} {pid} was killed")
@@ -159,11 +137,12 @@ async def _refuse(arena: Arena, chance: random.Random, *, name: str) -> Outcome:
 
 async def _sandbox_socket(arena: Arena, chance: random.Random, *, kind: str) -> Outcome:
     """The server's own end of a helper's connection, or of an agent's inside."""
-    pid = arena.server.pid
-    if pid is None:
+    owners = arena.crew.players()
+    if not owners:
         return NOTHING
+    pid = chance.choice(owners)
     try:
-        links = proc.unix_links(pid)
+        links = proc.unix_links(pid, without=SOCKETS)
         if not links:
             return NOTHING
         if kind in ("twice", "torn"):
@@ -172,16 +151,6 @@ async def _sandbox_socket(arena: Arena, chance: random.Random, *, kind: str) -> 
         return Outcome(done, f"one of {len(links)} sockets of sandboxes: {kind}")
     except OSError as error:
         return Outcome(False, str(error))
-
-
-@contextlib.asynccontextmanager
-async def _limited(pid: int, which: int, soft: int) -> AsyncIterator[None]:
-    before = proc.set_soft_limit(pid, which, soft)
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError, ProcessLookupError):
-            proc.set_soft_limit(pid, which, before)
 
 
 async def _answers_not(arena: Arena, seconds: float) -> bool:
@@ -211,12 +180,13 @@ async def _answers_not_at_all(arena: Arena) -> bool:
 
 
 async def _descriptors(arena: Arena, chance: random.Random) -> Outcome:
-    pid = arena.server.pid
-    if pid is None or not arena.server.ready:
+    found = arena.crew.all()
+    if not found or not arena.server.ready:
         return NOTHING
+    pid = chance.choice(found)
     try:
         open_now = proc.descriptors(pid)
-        async with _limited(pid, resource.RLIMIT_NOFILE, open_now):
+        async with limited(pid, resource.RLIMIT_NOFILE, open_now):
             unanswered = await _answers_not(arena, chance.uniform(*HOLD_S))
             reached = proc.descriptors(pid) >= open_now
     except (OSError, ValueError):
@@ -230,11 +200,11 @@ async def _memory(arena: Arena, chance: random.Random) -> Outcome:
     pid = arena.server.pid
     if pid is None or not arena.server.ready or arena.server.expected_death is not None:  # another fault kills it
         return NOTHING
-    starts, logged = arena.server.starts, _log_size(arena)
+    starts, logged = arena.server.starts, log_size(arena)
     arena.server.expected_death = "no memory"
     try:
         size = proc.status_field(pid, "VmSize") * 1024
-        async with _limited(pid, resource.RLIMIT_AS, size + MEMORY_SPARE):
+        async with limited(pid, resource.RLIMIT_AS, size + MEMORY_SPARE):
             unanswered = await _answers_not(arena, chance.uniform(*HOLD_S))
     except (OSError, ValueError):  # it has died meanwhile
         return NOTHING
@@ -246,19 +216,9 @@ async def _memory(arena: Arena, chance: random.Random) -> Outcome:
     died = arena.server.starts != starts or arena.server.pid != pid
     if not died and arena.server.expected_death == "no memory":  # another fault may be killing it
         arena.server.expected_death = None
-    told = any(word in _log_since(arena, logged) for word in ("MemoryError", "allocate", "Cannot allocate"))
+    told = told_of_memory(arena, logged)
     proof = f"no more than {size >> 20} MiB: died {died}, said so {told}, unanswered {unanswered}"
     return Outcome(died or told or unanswered, proof)
-
-
-def _log_size(arena: Arena) -> int:
-    return arena.server.log.stat().st_size
-
-
-def _log_since(arena: Arena, size: int) -> str:
-    with arena.server.log.open("rb") as file:
-        file.seek(size)
-        return file.read(1 << 20).decode("utf-8", "replace")
 
 
 async def _disk(arena: Arena, chance: random.Random) -> Outcome:
@@ -324,7 +284,8 @@ async def _journal(arena: Arena, chance: random.Random, *, what: str) -> Outcome
 
     def damage() -> None:
         try:
-            hit = journal_damage.KINDS[what](arena.settings.data, chance)
+            journals = [path for path in arena.settings.journals if path.is_dir()] or [arena.settings.data]
+            hit = journal_damage.KINDS[what](chance.choice(journals), chance)
         except OSError as error:
             if error.errno != errno.ENOSPC:  # another fault has filled the disk: there is no room for damage
                 raise
@@ -357,6 +318,8 @@ def catalogue(arena: Arena) -> list[Fault]:
         Fault("memory.none", 2, _memory),
         Fault("weights", 2, _weights),
     ]
+    if arena.crew.several:
+        found += worker_faults()
     for whom in ("helper", "player", "sandbox"):
         found += [Fault(f"{whom}.{what}", 3, partial(_inside, whom=whom, what=what)) for what in ("kill", "stop")]
     for name in arena.wires:

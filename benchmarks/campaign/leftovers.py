@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
+import re
 import signal
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from campaign.proc import PROC, descendants, open_files, processes, send_signal, used_descriptors
+from campaign.crew import descriptors_of_all, server_processes
+from campaign.proc import PROC, descendants, open_files, processes, send_signal
 
 if TYPE_CHECKING:
     from campaign.arena import Arena
@@ -31,12 +35,24 @@ async def while_serving(arena: Arena) -> list[str]:
     found = [f"{name} is {metrics[name]:g}" for name in PLACES if metrics.get(name)]
     pid = arena.server.pid
     if pid is not None:
-        found += [f"process {each.pid}: {each.command[:120]}" for each in descendants(pid)]
-        now, before = used_descriptors(pid), arena.server.descriptors_when_ready
-        if now > before + SPARE_DESCRIPTORS[arena.backend]:
-            kinds = ", ".join(f"{count} {what}" for what, count in open_files(pid).most_common(12))
+        workers = arena.crew.workers()
+        if arena.crew.several and len(workers) != arena.crew.count:
+            found.append(f"{len(workers)} of {arena.crew.count} workers are there")
+        others = [each for each in descendants(pid) if each.pid not in workers]
+        found += [f"process {each.pid}: {each.command[:120]}" for each in others]
+        now, before = descriptors_of_all(pid), arena.server.descriptors_when_ready
+        if now > before + SPARE_DESCRIPTORS[arena.backend] * (1 + len(workers)):
+            kinds = ", ".join(f"{count} {what}" for what, count in _open_files(pid).most_common(12))
             found.append(f"{now} descriptors, {before} when it was ready: {kinds}")
     return found + await _sandboxes(arena)
+
+
+def _open_files(pid: int) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for each in server_processes(pid):
+        with contextlib.suppress(OSError):
+            total += open_files(each)
+    return total
 
 
 async def after_the_end(arena: Arena) -> list[str]:
@@ -45,11 +61,16 @@ async def after_the_end(arena: Arena) -> list[str]:
     found += await _sandboxes(arena)
     found += [f"in the temporary folder: {name}" for name in os.listdir(arena.folder / "tmp")]
     if arena.settings.run_dir.exists():
-        found += [f"in run_dir: {name}" for name in os.listdir(arena.settings.run_dir)]
+        found += [f"in run_dir: {path.name}" for path in arena.settings.run_dir.rglob("*") if not _of_worker(path)]
     if arena.docker is not None:
         found += [f"container {name[:12]}" for name in await arena.docker.containers(running=False)]
         found += _stale_volumes(await arena.docker.volumes())
     return found
+
+
+def _of_worker(path: Path) -> bool:
+    """The folder below ``run_dir`` that holds a further worker's sandboxes; it stays, as ``run_dir`` does."""
+    return re.fullmatch(r"w\d+", path.name) is not None and path.is_dir()
 
 
 def _stale_volumes(sources: dict[str, str]) -> list[str]:
@@ -64,9 +85,10 @@ def _stale_volumes(sources: dict[str, str]) -> list[str]:
 
 async def _sandboxes(arena: Arena) -> list[str]:
     run_dir = arena.settings.run_dir
-    found = [f"folder {path.name} in run_dir" for path in run_dir.glob(SANDBOXES)]
-    prefix = f"turnstile-{hashlib.sha256(bytes(run_dir.resolve())).hexdigest()[:12]}-"
-    found += [f"control group {path}" for path in control_groups(prefix)]
+    found = [f"folder {path.name} in run_dir" for path in run_dir.rglob(SANDBOXES)]
+    for each in [run_dir, *(run_dir / f"w{number}" for number in range(1, arena.crew.count))]:
+        prefix = f"turnstile-{hashlib.sha256(bytes(each.resolve())).hexdigest()[:12]}-"
+        found += [f"control group {path}" for path in control_groups(prefix)]
     if arena.docker is not None:
         found += [f"container {name[:12]}" for name in await arena.docker.containers()]
     return found

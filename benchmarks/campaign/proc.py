@@ -50,6 +50,11 @@ def state(pid: int) -> str:
     return ""
 
 
+def children(parent: int) -> list[ProcessInfo]:
+    """The oldest first."""
+    return sorted((each for each in processes().values() if each.parent == parent), key=lambda each: each.pid)
+
+
 def descendants(root: int) -> list[ProcessInfo]:
     everything = processes()
     below, wanted = {root}, list[ProcessInfo]()
@@ -155,14 +160,16 @@ def taken_socket(pid: int, descriptor: int) -> Iterator[socket.socket]:
         os.close(mine)
 
 
-def unix_links(pid: int) -> list[int]:
-    """Descriptors of the process's connected Unix stream sockets that have a name or a named peer."""
+def unix_links(pid: int, without: str | None = None) -> list[int]:
+    """Descriptors of the process's connected Unix stream sockets that have a name or a named peer; those are left
+    out whose name has ``without`` in it."""
     found = []
     for descriptor in stream_sockets(pid):
         with contextlib.suppress(OSError), taken_socket(pid, descriptor) as sock:
             if sock.family == socket.AF_UNIX and sock.type & socket.SOCK_STREAM:
                 sock.getpeername()  # raises where it is not connected
-                if sock.getsockname() or sock.getpeername():
+                names = f"{sock.getsockname()} {sock.getpeername()}".strip()
+                if names and (without is None or without not in names):
                     found.append(descriptor)
     return found
 

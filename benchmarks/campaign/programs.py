@@ -22,7 +22,7 @@ from pathlib import Path
 import httpx
 
 from campaign.clock import Clock
-from campaign.proc import used_descriptors
+from campaign.crew import descriptors_of_all
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -102,7 +102,7 @@ class Program:
                 code = self._process.poll()
                 if code is None and not self._ready.is_set():
                     if await self._answers():
-                        self.descriptors_when_ready = used_descriptors(self._process.pid)
+                        self.descriptors_when_ready = descriptors_of_all(self._process.pid)
                         self._ready.set()
                     elif time.monotonic() - started > START_S:
                         self.unexpected.append(f"not ready {START_S:g} s after its start")
@@ -176,9 +176,11 @@ def engine_program(folder: Path, port: int, log: Path, seed: int) -> Program:
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """``folder``: of this backend; ``data`` below it may be a file system of its own."""
+    """``folder``: of this backend; ``data`` below it may be a file system of its own. ``workers``: how many
+    processes of the server own episodes."""
 
     backend: str
+    workers: int
     folder: Path
     control_port: int
     agent_port: int
@@ -198,6 +200,12 @@ class ServerSettings:
         return self.folder / "r"
 
     @property
+    def journals(self) -> list[Path]:
+        """Folders that have the journal of one worker somewhere below them, and of no other one."""
+        further = [self.data / "workers" / str(number) for number in range(1, self.workers)]
+        return [self.data / "journal", *further]
+
+    @property
     def control_url(self) -> str:
         return f"http://127.0.0.1:{self.control_port}"
 
@@ -213,6 +221,7 @@ def server_program(settings: ServerSettings) -> Program:
             "--agent-port": str(settings.agent_port),
             "--agent-specs": str(HERE / "specs"),
             "--log-level": "info",
+            "--workers": str(settings.workers),
         }
         return [sys.executable, "-m", "turnstile", "serve", *(word for pair in options.items() for word in pair)]
 
@@ -226,6 +235,9 @@ def server_program(settings: ServerSettings) -> Program:
             "TURNSTILE_GATE__BODY_TIMEOUT_S": "8",
             "TURNSTILE_GATE__MAX_REFUSALS": "30",
             "TURNSTILE_EPISODES__MAX_RUNNING": "12",
+            # Workers are killed all the time; none is to be given up.
+            "TURNSTILE_PROCESSES__MAX_RESTARTS": "10000",
+            "TURNSTILE_PROCESSES__BACKOFF_CEILING_S": "0.5",
             "TURNSTILE_ENGINE__FIRST_CHUNK_TIMEOUT_S": "20",
             "TURNSTILE_ENGINE__CHUNK_TIMEOUT_S": "10",
             "TURNSTILE_ENGINE__CONTROL_TIMEOUT_S": "10",

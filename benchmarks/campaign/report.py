@@ -7,15 +7,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from campaign.checker import Counts, Finding
+from campaign.crew import KILL_WORKER
 
 VERDICTS = ("lost", "doubled", "wrong", "left behind")
 
 
 @dataclass
 class BackendReport:
-    """``faults``: by kind, (drawn, took effect). ``played``: misdeeds of the agents themselves."""
+    """``drawn``, ``effective``: faults by name. ``played``: misdeeds of the agents themselves. ``workers``:
+    processes of the server that own episodes."""
 
     backend: str
+    workers: int = 1
     drawn: Counter[str] = field(default_factory=Counter)
     effective: Counter[str] = field(default_factory=Counter)
     played: Counter[str] = field(default_factory=Counter)
@@ -26,6 +29,15 @@ class BackendReport:
     episodes: int = 0
     starts: dict[str, int] = field(default_factory=dict)
     not_possible: list[str] = field(default_factory=list)
+
+    def untried(self) -> list[str]:
+        """What did not happen without which nothing was tried."""
+        found = [
+            ("no agent got a reply", self.counts.acknowledged > 0),
+            ("no fault took effect", self.effective.total() > 0),
+            ("no worker was killed", self.workers == 1 or self.effective[KILL_WORKER] > 0),
+        ]
+        return [what for what, happened in found if not happened]
 
     def verdicts(self) -> dict[str, int]:
         found = Counter[str](finding.verdict for finding in self.findings)
@@ -41,10 +53,8 @@ class Report:
 
     @property
     def sound(self) -> bool:
-        """Nothing was found, and there was something to find: replies, and faults that took effect."""
-        return all(
-            not each.findings and each.counts.acknowledged and each.effective.total() for each in self.backends
-        )
+        """Nothing was found, and there was something to find."""
+        return not any(each.findings or each.untried() for each in self.backends)
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -98,10 +108,7 @@ class Report:
             for finding in each.findings:
                 first = each.first_fault.get(str(finding), each.drawn.total())
                 lines += [f"{each.backend}: {finding}", f"  again: {command} --faults {first}"]
-            if not each.counts.acknowledged:
-                lines.append(f"{each.backend}: no agent got a reply, so nothing was tried")
-            if not each.effective.total():
-                lines.append(f"{each.backend}: no fault took effect, so nothing was tried")
+            lines += [f"{each.backend}: {what}, so nothing was tried" for what in each.untried()]
         found = sum((Counter(each.verdicts()) for each in self.backends), Counter[str]())
         counts = ", ".join(f"{found[verdict]} {verdict}" for verdict in VERDICTS)
         lines.append(f"{'sound' if self.sound else 'NOT SOUND'}: {counts}")

@@ -102,7 +102,7 @@ async def open_apps(
     progress = progress or StartProgress()
     if model_dir is None:
         control = build_standby_app(
-            key=_control_key(settings),
+            key=_control_key(settings, is_worker=False),
             metrics=Metrics(),
             settings=settings.control,
             production=settings.openenv.mode == "production",
@@ -115,7 +115,7 @@ async def open_apps(
         journal_folder(settings.data_dir), settings.journal, beside=kept_folders(settings.data_dir)
     )
     stack.push_async_callback(_shielded, journal.close)
-    control_key = _control_key(settings)
+    control_key = _control_key(settings, is_worker=is_worker)
     keys = EpisodeKeys(load_secret(settings.data_dir))
     backends = backends or build_backends(settings)  # a wrong task is told before an engine is waited for
     metrics = Metrics()
@@ -138,8 +138,11 @@ async def open_apps(
     return replace(await assemble(parts, agent_url, control_key, stack), journal=bounds)
 
 
-def _control_key(settings: Settings) -> str | None:
-    """None where the settings switch authentication off."""
+def _control_key(settings: Settings, *, is_worker: bool) -> str | None:
+    """None where the settings switch authentication off. A worker has that of the process in front, wherever that
+    one has it from."""
+    if is_worker:
+        return settings.control.key
     return load_control_key(settings) if settings.control.auth else None
 
 

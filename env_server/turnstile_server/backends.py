@@ -14,7 +14,7 @@ import anyio
 from turnstile.models import TaskRef
 from turnstile_server.agents.installer import Installer
 from turnstile_server.agents.registry import AgentRegistry, load_registry
-from turnstile_server.data_dir import owner_of
+from turnstile_server.data_dir import owner_of, whole_data_dir
 from turnstile_server.egress.addresses import Resolver
 from turnstile_server.egress.proxy import EgressProxy
 from turnstile_server.errors import StartupError, TaskFailed, Unprocessable
@@ -108,7 +108,7 @@ def build_backends(settings: Settings, resolver: Resolver | None = None) -> Back
 
     owner = owner_of(settings.data_dir)
     run_dir = settings.sandboxes.run_dir or _default_run_dir(settings.data_dir, owner)
-    hidden = (settings.data_dir, *host_paths(settings.tasks.sources))
+    hidden = (whole_data_dir(settings.data_dir), *host_paths(settings.tasks.sources))
     egress = EgressProxy(settings.egress, resolver)
     provider = create_provider(
         ProviderSetup(settings.sandboxes, run_dir.absolute(), owner, egress, hidden, runtimes_of(settings))

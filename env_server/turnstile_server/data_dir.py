@@ -74,6 +74,16 @@ def worker_folders(data_dir: Path) -> dict[int, Path]:
     return dict(sorted(found.items()))
 
 
+def whole_data_dir(data_dir: Path) -> Path:
+    """The data directory of the whole server: of a worker's folder, the one that has the folders of all."""
+    above, number = data_dir.parent, data_dir.name
+    # The process in front has its lock there; a server of its own may have a folder of this name.
+    is_worker_s = (
+        above.name == WORKERS and number.isascii() and number.isdigit() and (above / JOURNAL_LOCK).exists()
+    )
+    return above.parent if is_worker_s else data_dir
+
+
 def has_records(data_dir: Path) -> bool:
     """Whether there is a segment of a journal: a worker that had no episode has a journal without one."""
     return any(journal_folder(data_dir).glob("*.tsj"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import sys
@@ -25,10 +26,11 @@ SOUND = "sound: 0 lost, 0 doubled, 0 wrong, 0 left behind"
 
 
 def played(
-    backend: str, *, findings: tuple[Finding, ...] = (), replies: int = 9, effective: int = 4
+    backend: str, *, findings: tuple[Finding, ...] = (), replies: int = 9, effective: int = 4, workers: int = 1
 ) -> BackendReport:
     return BackendReport(
         backend,
+        workers,
         drawn=Counter({"server.kill": 5}),
         effective=Counter({"server.kill": effective}),
         counts=Counts(acknowledged=replies),
@@ -44,8 +46,9 @@ def played(
         (played("local", findings=(LOST,)), FOUND, "  again: python benchmarks/campaign --seed 6 --backends", 1),
         (played("local", replies=0), NOTHING, "local: no agent got a reply, so nothing was tried", 1),
         (played("local", effective=0), NOTHING, "local: no fault took effect, so nothing was tried", 1),
+        (played("local:2", workers=2), NOTHING, "local:2: no worker was killed, so nothing was tried", 1),
     ],
-    ids=["sound", "lost", "no replies", "no faults"],
+    ids=["sound", "lost", "no replies", "no faults", "no worker killed"],
 )
 def test_the_last_lines_say_what_was_found_and_the_exit_code_says_whether(
     monkeypatch: pytest.MonkeyPatch,
@@ -68,6 +71,20 @@ def test_the_last_lines_say_what_was_found_and_the_exit_code_says_whether(
     if local.findings:
         assert lines[-3] == f"local: {LOST}"
         assert lines[-2].endswith("--faults 3")
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [("local", ("local", 1)), ("local:2", ("local", 2)), ("docker", ("docker", 1))],
+)
+def test_a_backend_says_how_many_workers_there_are(text: str, found: tuple[str, int]) -> None:
+    assert command.kind_of(command.known_backend(text)) == found
+
+
+@pytest.mark.parametrize("text", ["local:0", "local:10", "local:", "docker:2", "podman"])
+def test_another_backend_is_refused(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError):
+        command.known_backend(text)
 
 
 def test_where_the_first_server_does_not_start_it_says_so_and_leaves_no_process(

@@ -4,7 +4,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from gate_support import Stage, staged
+from gate_support import Stage
+from joined_stage import stage_as_asked
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from turnstile_server.rendering.vocabulary import load_vocabulary
@@ -12,7 +13,7 @@ from turnstile_server.rendering.vocabulary import load_vocabulary
 
 @pytest.fixture
 async def stage(tiny_model: Path, tmp_path: Path) -> AsyncIterator[Stage]:
-    async with staged(tiny_model, tmp_path) as running:
+    async with stage_as_asked(tiny_model, tmp_path) as running:
         yield running
 
 

@@ -37,6 +37,7 @@ from turnstile_server.rendering.factory import create_renderer
 from turnstile_server.rendering.protocol import Renderer
 from turnstile_server.rendering.vocabulary import Vocabulary, load_vocabulary
 from turnstile_server.settings import RenderingSettings, Settings
+from turnstile_server.workers.division import worker_settings
 
 CONTEXT = 32_768
 
@@ -179,6 +180,10 @@ class Stage:
     control_listener: Listener
     agent_listener: Listener
 
+    def owner(self, episode: dict[str, Any]) -> Stage:
+        """The process that has the episode."""
+        return self
+
     async def episode(self, **fields: Any) -> dict[str, Any]:
         """Creates an external episode; the answer's JSON."""
         response = await self.control.post("/episodes", json={"task": {"instruction": "t"}, **fields})
@@ -204,6 +209,16 @@ class Stage:
         return response.json()
 
 
+def stage_settings(model: Path, data_dir: Path, **settings: Any) -> Settings:
+    return Settings(**{"model": model, "data_dir": data_dir, "sandboxes": {"kind": "none"}, **settings})
+
+
+def scripted_engine(model: Path, context_length: int = CONTEXT) -> ScriptedEngine:
+    engine = ScriptedEngine(_vocabulary(model).size, context_length)
+    engine.answers = [says([1, 2, 3])]
+    return engine
+
+
 @asynccontextmanager
 async def staged(
     model: Path,
@@ -212,21 +227,25 @@ async def staged(
     context_length: int = CONTEXT,
     work: Backends | None = None,
     engine: Any = None,
+    worker: tuple[int, int] | None = None,
     **settings: Any,
 ) -> AsyncIterator[Stage]:
     """A server on ``data_dir``, with the given settings (nested like the settings file); ``work`` None: what they
-    say of tasks, agents and sandboxes. ``engine``: one that was started; None: a scripted one."""
-    wanted = Settings(**{"model": model, "data_dir": data_dir, "sandboxes": {"kind": "none"}, **settings})
+    say of tasks, agents and sandboxes. ``engine``: one that was started; None: a scripted one. ``worker``: its
+    number, and how many there are; None: it is no worker."""
+    wanted = stage_settings(model, data_dir, **settings)
+    if worker is not None:
+        wanted = worker_settings(wanted, *worker, key=None)
     vocabulary = _vocabulary(model)
     async with AsyncExitStack() as stack:
         control_socket, agent_socket = _bound(stack, "control"), _bound(stack, "agent")
-        journal = await FileJournal.open(data_dir / "journal", wanted.journal)
+        journal = await FileJournal.open(wanted.data_dir / "journal", wanted.journal)
         stack.push_async_callback(journal.close)
         if engine is None:
-            engine = ScriptedEngine(vocabulary.size, context_length)
-            engine.answers = [says([1, 2, 3])]
+            engine = scripted_engine(model, context_length)
         renderer = _renderer(model, wanted.rendering.model_dump_json())
-        parts = Parts(wanted, journal, renderer, lone(engine), EpisodeKeys(b"s" * 32), Metrics(), work)
+        keys = EpisodeKeys(b"s" * 32)
+        parts = Parts(wanted, journal, renderer, lone(engine), keys, Metrics(), work, is_worker=worker is not None)
         apps = await assemble(parts, url_of(agent_socket), None, stack)
         tasks = await stack.enter_async_context(anyio.create_task_group())
         listeners = [

@@ -155,7 +155,7 @@ class Replay:
             one.answer += message.get("body", b"")
 
         try:
-            await self._stage.apps.agent(self._scope(one), receive, send)
+            await self._stage.owner(self._episode).apps.agent(self._scope(one), receive, send)
         finally:
             one.over.set()
 
@@ -215,7 +215,7 @@ def _signature(mark: bytes) -> bytes:
 async def replay(stage: Stage, recording: RecordedEpisode) -> tuple[dict[str, Any], Replay]:
     """The episode, still running, and what was played. Raises OtherWay."""
     episode = await stage.episode(limits={"max_turns": recording.header.max_turns})
-    episodes = stage.apps.tools
+    episodes = stage.owner(episode).apps.tools
     assert isinstance(episodes, Episodes)
     calls = episodes.open_episode(episode["episode_id"], episode["episode_key"])
     threads = recording.header.threads

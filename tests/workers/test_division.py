@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
-from turnstile_server.data_dir import journal_folder, worker_folder, worker_folders
+from turnstile_server.data_dir import JOURNAL_LOCK, journal_folder, whole_data_dir, worker_folder, worker_folders
 from turnstile_server.errors import StartupError
 from turnstile_server.settings import Settings
 from turnstile_server.workers.division import PLACES, SHARES, agent_ports, share_of, told_shares, worker_settings
@@ -69,3 +70,26 @@ def test_the_first_worker_has_the_whole_servers_directory_and_earlier_ones_are_f
     (tmp_path / "workers" / "3").mkdir()  # a worker that never began
     (tmp_path / "workers" / "lock").touch()
     assert list(worker_folders(tmp_path)) == [1, 2, 10]
+
+
+def test_sandboxes_of_every_worker_are_shown_nothing_of_the_whole_server(tmp_path: Path) -> None:
+    """``whole_data_dir`` is what the backends hide."""
+    further = worker_folder(tmp_path, 2)
+    further.mkdir(parents=True)
+    assert whole_data_dir(further) == further, "a server of its own may have a folder of this name"
+    (further.parent / JOURNAL_LOCK).touch()
+    assert [whole_data_dir(worker_folder(tmp_path, number)) for number in (0, 2)] == [tmp_path, tmp_path]
+
+
+@pytest.mark.parametrize("count", ["0", "-1", "abc", "257", 0, None])
+def test_a_count_of_processes_that_is_none_is_refused_in_one_sentence(count: object) -> None:
+    with pytest.raises(ValidationError) as refused:
+        Settings(processes={"count": count})
+    [error] = refused.value.errors()
+    assert error["loc"] == ("processes", "count")
+    assert error["msg"].endswith("it must be a number from 1 to 256, or auto")
+
+
+@pytest.mark.parametrize(("count", "found"), [("auto", "auto"), ("2", 2), (256, 256)])
+def test_a_count_of_processes_is_a_number_or_auto(count: object, found: object) -> None:
+    assert Settings(processes={"count": count}).processes.count == found

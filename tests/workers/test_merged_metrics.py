@@ -6,6 +6,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from turnstile.models import EpisodeStatus, LiveReport, LiveSample
 from turnstile_server.observability.metrics import Metrics
+from turnstile_server.workers.kept_counters import KeptCounters
 from turnstile_server.workers.merged_metrics import merged_exposition, merged_live
 
 
@@ -39,6 +40,30 @@ def test_counters_histograms_and_amounts_are_summed() -> None:
     assert found["turnstile_episodes", (("status", "running"),)] == 5
     routes = {labels for name, labels in found if name == "turnstile_control_requests_total"}
     assert routes == {(("route", "/episodes"), ("status", "201"))}, "each request is counted once, by the front"
+
+
+def test_a_sum_does_not_fall_when_a_worker_dies_and_each_life_counts_once() -> None:
+    kept = KeptCounters()
+    calls = ("turnstile_calls_total", (("dialect", "chat"), ("status", "200")))
+    front = Metrics().exposition().decode()
+
+    def scraped(*told: tuple[int, int, str]) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+        for each in told:
+            kept.told(*each)
+        texts = [text for _, _, text in told] + kept.of_the_gone({number for number, _, _ in told})
+        return values(merged_exposition(front, texts))
+
+    assert scraped((0, 1, worker(2, 1)), (1, 1, worker(3, 4)))[calls] == 5
+    without = scraped((0, 1, worker(4, 1)))  # worker 1 is being started again
+    assert without[calls] == 7
+    assert without["turnstile_episodes", (("status", "running"),)] == 1, "what ran there does not run any more"
+    assert scraped((0, 1, worker(4, 1)), (1, 2, worker(1, 0)))[calls] == 8
+    assert scraped((0, 2, worker(1, 1)), (1, 3, worker(2, 0)))[calls] == 4 + 3 + 1 + 1 + 2
+    assert scraped()[calls] == 11
+    assert (
+        scraped((0, 2, worker(1, 1)), (1, 3, worker(2, 0)))["turnstile_call_seconds_count", (("dialect", "chat"),)]
+        == 11
+    )
 
 
 def test_one_worker_s_metrics_stay_as_they_are() -> None:

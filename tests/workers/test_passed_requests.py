@@ -21,7 +21,7 @@ from turnstile_server.workers.child import WorkerChild
 from turnstile_server.workers.forward import ForwardedResponse
 from turnstile_server.workers.link import WorkerLink, WorkerRestarting
 from turnstile_server.workers.orders import WorkerOrders
-from turnstile_server.workers.serve import private_folder, unix_socket
+from turnstile_server.workers.socket_folder import private_folder, unix_socket
 
 pytestmark = pytest.mark.anyio
 

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 
 from turnstile_server.settings.section import Section
 
 MOST_PROCESSES = 256
 
-ProcessCount = Annotated[int, Field(ge=1, le=MOST_PROCESSES)] | Literal["auto"]
+
+def _told_in_one(value: object, check: ValidatorFunctionWrapHandler) -> object:
+    """One sentence about what it may be, instead of one for each kind."""
+    try:
+        return check(value)
+    except ValidationError:
+        raise ValueError(f"it must be a number from 1 to {MOST_PROCESSES}, or auto") from None
+
+
+ProcessCount = Annotated[
+    Annotated[int, Field(ge=1, le=MOST_PROCESSES)] | Literal["auto"], WrapValidator(_told_in_one)
+]
 """``auto``: as many as this process may use cores."""
 
 

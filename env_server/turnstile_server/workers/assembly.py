@@ -22,6 +22,7 @@ from starlette.types import ASGIApp
 
 from turnstile_server.control.agent_address import loopback_url
 from turnstile_server.control.auth import load_control_key
+from turnstile_server.data_dir import WORKERS
 from turnstile_server.episodes.broadcast import Broadcast
 from turnstile_server.errors import StartupError, TurnstileError
 from turnstile_server.http.listeners import bind, url_of
@@ -40,8 +41,9 @@ from turnstile_server.workers.events import JoinedEvents
 from turnstile_server.workers.front import FrontParts, build_front
 from turnstile_server.workers.link import WorkerLink
 from turnstile_server.workers.orders import WorkerOrders, settings_fields
-from turnstile_server.workers.serve import prepared, private_folder, retired, unix_socket, worker_count
+from turnstile_server.workers.serve import prepared, retired, worker_count
 from turnstile_server.workers.shared_engine import start_shared_engine
+from turnstile_server.workers.socket_folder import NOTE, private_folder, unix_socket
 
 _LOG = logging.getLogger(__name__)
 
@@ -200,8 +202,8 @@ class _Hub:
         assert self._joined is not None
         crew, engine, _ = self._joined
         link = crew.link(child.number)
-        await link.renew()
         if not child.up.is_set():
+            await link.renew()  # not when it comes: what waited for it has connected already
             if not child.is_archive:
                 crew.placement.silent(child.number)
             return
@@ -221,7 +223,7 @@ class _Places:
         self._count = count
         self._key = key
         self._sockets = sockets
-        self._folder = private_folder(sockets)
+        self._folder = private_folder(sockets, settings.data_dir / WORKERS / NOTE)
         self.paths: dict[int, Path] = {}
         one = settings.processes.one_agent_port
         one = settings.gate.public_url is not None if one is None else one

@@ -35,7 +35,8 @@ from turnstile_server.workers.crew import Crew
 from turnstile_server.workers.engine_control import CrewEngines
 from turnstile_server.workers.events import JoinedEvents
 from turnstile_server.workers.forward import ForwardedResponse, Told, target_of
-from turnstile_server.workers.link import WorkerLink, relayed
+from turnstile_server.workers.kept_counters import KeptCounters
+from turnstile_server.workers.link import WorkerLink, WorkerRestarting, relayed
 from turnstile_server.workers.merged_metrics import merged_exposition, merged_live
 from turnstile_server.workers.overview import JoinedOverview
 from turnstile_server.workers.route_table import RoutedRequest, Way, route_of
@@ -85,7 +86,7 @@ def build_front(parts: FrontParts) -> ASGIApp:
 
 
 def _own_router(parts: FrontParts) -> APIRouter:
-    router, crew = APIRouter(), parts.crew
+    router, crew, kept = APIRouter(), parts.crew, KeptCounters()
 
     @router.get("/health")
     async def health() -> dict[str, str]:
@@ -112,9 +113,15 @@ def _own_router(parts: FrontParts) -> APIRouter:
 
     @router.get("/metrics")
     async def metrics() -> Response:
-        texts = await crew.each(_present(crew), lambda link: _text(link, "/metrics"))
+        lives = {link.number: link.child.lives for link in crew.workers}
+        present = _present(crew)
+        told = await crew.each(present, lambda link: _text_unless_gone(link, "/metrics"))
+        texts = {link.number: text for link, text in zip(present, told, strict=True) if text is not None}
+        for number, text in texts.items():
+            kept.told(number, lives[number], text)
+        gone = kept.of_the_gone(texts)
         front = parts.metrics.exposition().decode()
-        merged = await anyio.to_thread.run_sync(merged_exposition, front, texts)
+        merged = await anyio.to_thread.run_sync(merged_exposition, front, [*texts.values(), *gone])
         return Response(merged, media_type=METRICS_TYPE)
 
     @router.get("/live")
@@ -157,6 +164,14 @@ async def _text(link: WorkerLink, target: str) -> str:
     if status != 200:
         raise relayed(status, body)
     return body.decode()
+
+
+async def _text_unless_gone(link: WorkerLink, target: str) -> str | None:
+    """None where the worker dies meanwhile."""
+    try:
+        return await _text(link, target)
+    except WorkerRestarting:
+        return None
 
 
 class _Forwarding:

@@ -27,6 +27,8 @@ OF_ALL: Final = frozenset(
 """Gauges about the engines, which all workers share: each says the same."""
 OF_THE_FRONT: Final = frozenset({"turnstile_control_requests"})
 """Counted by the process in front, which every request comes to once; what workers count is not asked."""
+_COUNTED: Final = frozenset({"counter", "histogram", "summary"})
+"""Types of metrics that only grow."""
 
 
 class _Families(Collector):
@@ -39,6 +41,16 @@ class _Families(Collector):
 
 def merged_exposition(front: str, workers: Sequence[str]) -> bytes:
     """Metrics in the Prometheus text format: those of the process in front and of all workers, as one's."""
+    return _exposition(_merged(front, workers))
+
+
+def merged_counters(workers: Sequence[str]) -> str:
+    """What the workers have counted, without what is only so now; empty for none."""
+    families = [family for family in _merged("", workers) if family.type in _COUNTED]
+    return _exposition(families).decode() if families else ""
+
+
+def _merged(front: str, workers: Sequence[str]) -> list[Metric]:
     families: dict[str, Metric] = {}
     values: dict[str, dict[tuple[str, tuple[tuple[str, str], ...]], float]] = {}
     for place, text in enumerate((front, *workers)):
@@ -60,8 +72,12 @@ def merged_exposition(front: str, workers: Sequence[str]) -> bytes:
     for name, family in families.items():
         for (sample_name, labels), value in values[name].items():
             family.add_sample(sample_name, dict(labels), value)
+    return list(families.values())
+
+
+def _exposition(families: Iterable[Metric]) -> bytes:
     registry = CollectorRegistry()
-    registry.register(_Families(families.values()))
+    registry.register(_Families(families))
     return generate_latest(registry)
 
 

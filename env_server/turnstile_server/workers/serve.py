@@ -11,9 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-import socket
 import sys
-import tempfile
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from importlib import import_module
@@ -169,26 +167,3 @@ def prepared(settings: Settings) -> Path:
     except OSError as error:
         raise StartupError(f"the folder of the workers, {folder}, cannot be made: {error}") from error
     return folder
-
-
-def private_folder(sockets: ExitStack) -> Path:
-    """A new folder for the workers' sockets, with a short path, that nobody else can enter. Raises
-    StartupError."""
-    try:
-        made = tempfile.TemporaryDirectory(prefix="turnstile-w-", ignore_cleanup_errors=True)
-    except OSError as error:
-        raise StartupError(f"no temporary folder can be made for the workers' sockets: {error}") from error
-    return Path(sockets.enter_context(made))
-
-
-def unix_socket(path: Path, sockets: ExitStack) -> socket.socket:
-    """A listening Unix socket. Raises StartupError."""
-    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    sockets.callback(listening.close)
-    try:
-        listening.bind(str(path))
-        listening.listen(1024)
-    except OSError as error:
-        raise StartupError(f"the workers' socket {path} cannot be made: {error}; set TMPDIR") from error
-    listening.setblocking(False)
-    return listening
