@@ -27,8 +27,12 @@ def frozen_array(value: Any, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         source = source.astype(dtype).reshape(-1)
     if source.ndim != 1:
         raise ValueError(f"expected one dimension, got shape {source.shape}")
-    if source.dtype == np.dtype(dtype) and not source.flags.writeable:
-        return source
+    if source.dtype == np.dtype(dtype):  # every number fits
+        if not source.flags.writeable:
+            return source
+        copied = source.copy()
+        copied.flags.writeable = False
+        return copied
     if np.dtype(dtype).kind in "iu":
         if source.dtype.kind not in "iu":
             raise ValueError(f"expected whole numbers that fit {np.dtype(dtype)}, got {_kind(source)}")

@@ -155,10 +155,11 @@ def request_key(
 
 def _feed(digest: hashlib.blake2b, *texts: str) -> None:
     """Length-prefixed, so that no two lists of texts feed the same bytes."""
+    parts: list[bytes] = []
     for text in texts:
         data = text.encode("utf-8", "surrogatepass")
-        digest.update(len(data).to_bytes(8, "little"))
-        digest.update(data)
+        parts += (len(data).to_bytes(8, "little"), data)
+    digest.update(b"".join(parts))
 
 
 def _canonical_json(value: Any) -> str:

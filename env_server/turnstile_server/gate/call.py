@@ -11,13 +11,12 @@ scope, and a stream waits for every delta. Cancel scopes of anyio interrupt thes
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import anyio
 
-from turnstile.models import Message, Thread, new_id
+from turnstile.models import Message, Thread, ToolCall, new_id
 from turnstile_server.capture import Node
 from turnstile_server.errors import TurnstileError
 from turnstile_server.gate.dialects.base import Dialect, FinishedReply, ModelRequest, ReplyHead, Usage
@@ -102,11 +101,10 @@ class ModelCall:
         Tool calls get their ids here, once, for every dialect and every follower.
         """
         self.engine_spoke = True
-        self.deltas += [
-            replace(delta, call=replace(delta.call, id=new_id("call"))) if isinstance(delta, CallDelta) else delta
-            for delta in deltas
-        ]
-        self._notify()
+        for delta in deltas:
+            self.deltas.append(_identified(delta) if type(delta) is CallDelta else delta)
+        if self._waiters:
+            self._notify()
 
     def finish(self, committed: CommittedTurn) -> None:
         self.committed = committed
@@ -133,16 +131,15 @@ class ModelCall:
 
     # What a caller does
 
-    @contextmanager
-    def followed(self, *, stream: bool) -> Iterator[None]:
-        """Counts a caller that waits for the reply; ``stream``: as it is generated."""
+    def follow(self, *, stream: bool) -> None:
+        """Counts a caller that waits for the reply, until ``leave``; ``stream``: as it is generated."""
         self.followers += 1
         self.streaming_followers += stream
-        try:
-            yield
-        finally:
-            self.followers -= 1
-            self.streaming_followers -= stream
+
+    def leave(self, *, stream: bool) -> None:
+        """The caller of a ``follow`` has its reply, or has gone."""
+        self.followers -= 1
+        self.streaming_followers -= stream
 
     def take(self, seen: int) -> list[Delta]:
         """The deltas after the first ``seen``, which count as shown from now on."""
@@ -159,11 +156,13 @@ class ModelCall:
 
     async def wait_until_done(self) -> None:
         """Returns when the outcome is there."""
-        await self._until(lambda: self.done, None)
+        while self.committed is None and self.error is None:
+            await self._change()
 
     async def outcome(self) -> CommittedTurn:
         """The committed turn; raises the call's error."""
-        await self.wait_until_done()
+        if self.committed is None:
+            await self.wait_until_done()
         if self.error is not None:
             raise self.error
         assert self.committed is not None
@@ -175,25 +174,30 @@ class ModelCall:
         """What is known of the reply before it is there; ``model`` as the caller named it."""
         return ReplyHead(self.turn_id, model, self.created, self.prompt_tokens)
 
-    async def _until(self, holds: Callable[[], bool], within_s: float | None) -> bool:
+    async def _change(self, ends_at: float | None = None) -> None:
+        """Waits until something changes; ``ends_at``, by the loop's clock: not longer."""
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[None] = loop.create_future()
+        self._waiters.append(waiter)
+        timer = None if ends_at is None else loop.call_at(ends_at, _wake, waiter)
+        try:
+            await waiter
+        finally:
+            if timer is not None:
+                timer.cancel()
+            if waiter in self._waiters:  # not woken by a change
+                self._waiters.remove(waiter)
+
+    async def _until(self, holds: Callable[[], bool], within_s: float) -> bool:
         """Waits until ``holds``, at most ``within_s``; whether it holds."""
         if holds():
             return True
         loop = asyncio.get_running_loop()
-        ends_at = None if within_s is None else loop.time() + within_s
+        ends_at = loop.time() + within_s
         while not holds():
-            if ends_at is not None and loop.time() >= ends_at:
+            if loop.time() >= ends_at:
                 return False
-            waiter: asyncio.Future[None] = loop.create_future()
-            self._waiters.append(waiter)
-            timer = None if ends_at is None else loop.call_at(ends_at, _wake, waiter)
-            try:
-                await waiter
-            finally:
-                if timer is not None:
-                    timer.cancel()
-                if waiter in self._waiters:  # not woken by a change
-                    self._waiters.remove(waiter)
+            await self._change(ends_at)
         return True
 
     def _notify(self) -> None:
@@ -205,6 +209,12 @@ class ModelCall:
 def _wake(waiter: asyncio.Future[None]) -> None:
     if not waiter.done():
         waiter.set_result(None)
+
+
+def _identified(delta: CallDelta) -> CallDelta:
+    """The delta with an id for its call."""
+    call = delta.call
+    return CallDelta(delta.index, ToolCall(id=new_id("call"), name=call.name, arguments=call.arguments))
 
 
 @dataclass(frozen=True, slots=True)

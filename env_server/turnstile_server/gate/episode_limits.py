@@ -24,12 +24,14 @@ class CallLimits:
 
 @dataclass(frozen=True, slots=True)
 class ConversationHeaders:
-    """Names of the headers in which the agent names the conversation of a call; None where it names none."""
+    """Names of the headers in which the agent names the conversation of a call, in any case; None where it names
+    none."""
 
     name: str | None = None
     parent: str | None = None
 
     def read(self, headers: Mapping[str, str]) -> Thread | None:
-        name = headers.get(self.name) if self.name is not None else None
-        parent = headers.get(self.parent) if self.parent is not None else None
+        """``headers`` by lower-case name."""
+        name = headers.get(self.name.lower()) if self.name is not None else None
+        parent = headers.get(self.parent.lower()) if self.parent is not None else None
         return Thread(name=name, parent=parent) if name or parent else None

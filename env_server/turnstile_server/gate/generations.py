@@ -35,7 +35,7 @@ class Generations:
 
     def start(self, call: ModelCall, generation: Coroutine[Any, Any, None]) -> None:
         """Runs ``generation``, which enters the call's scope and raises nothing. After ``check_open``."""
-        task = asyncio.create_task(generation)
+        task = asyncio.get_running_loop().create_task(generation)
         self._running[task] = call
         task.add_done_callback(self._running.pop)
 

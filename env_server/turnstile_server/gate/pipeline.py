@@ -108,12 +108,15 @@ class CallPipeline:
 
         Waits for the body only. Raises what refuses the call.
         """
-        with session.counting_refusals():
+        try:
             session.check_open()  # before the body is read, which would be for nothing
             body = await self._read(incoming)
             before = session.parse_cache(incoming.dialect.name)
             request = await self._bodies.parse(incoming.dialect, body, before, incoming.params)
             return self._place(session, incoming, request)
+        except Exception as error:
+            session.refused(error)
+            raise
 
     async def count(self, session: EpisodeSession, incoming: IncomingCall) -> int:
         """Tokens of the prompt that the call would have; an estimate for one that is far too long.
@@ -204,9 +207,8 @@ class CallPipeline:
         self._generations.check_open()
         call = ModelCall(new_id("turn"), key, watch.started_at)
         session.admit(call)
-        context = CallContext(
-            incoming.dialect.name, request, match, tools_hash, incoming.thread, watch, session.step
-        )
+        dialect = incoming.dialect.name
+        context = CallContext(dialect, request, match, tools_hash, incoming.thread, watch, session.step)
         self._generations.start(call, self._generate(session, call, context))
         return OpenedCall(request, call, started=True)
 
@@ -215,22 +217,23 @@ class CallPipeline:
     async def _generate(self, session: EpisodeSession, call: ModelCall, context: CallContext) -> None:
         """One generation, to its outcome."""
         try:
-            with session.counting_refusals(call):
-                with call.scope:
-                    self._stopping.enter(call.scope)
-                    if await session.rest(call, context.continued_turn):
-                        context.stopwatch.rested()
-                    builder, sampling = await self._prepare(session, call, context)
-                    call.finish(await self._sample(session, call, builder, sampling))
-                    if call.abandoned is not None:  # it ended by itself before the engine took the abort
-                        self.delivered(session, call, written=False)
-                if call.abandoned is None:
-                    self._stopping.check(call.scope)
-        except TurnstileError as error:
-            call.fail(error)
+            with call.scope:
+                self._stopping.enter(call.scope)
+                if await session.rest(call, context.continued_turn):
+                    context.stopwatch.rested()
+                builder, sampling = await self._prepare(session, call, context)
+                call.finish(await self._sample(session, call, builder, sampling))
+                if call.abandoned is not None:  # it ended by itself before the engine took the abort
+                    self.delivered(session, call, written=False)
+            if call.abandoned is None:
+                self._stopping.check(call.scope)
         except Exception as error:  # noqa: BLE001 - the callers are told, whatever is broken here
-            _LOG.exception("a generation failed", extra={"episode_id": session.episode_id})
-            call.fail(failure_of(error, "the gate failed"))
+            session.refused(error, call)
+            if isinstance(error, TurnstileError):
+                call.fail(error)
+            else:
+                _LOG.exception("a generation failed", extra={"episode_id": session.episode_id})
+                call.fail(failure_of(error, "the gate failed"))
         finally:
             self._stopping.leave(call.scope)
             if not call.done:
@@ -393,6 +396,5 @@ def _end_error(call: ModelCall) -> TurnstileError:
 
 
 def _type_of(error: BaseException) -> str:
-    if isinstance(error, TurnstileError):
-        return error.type
-    return TurnstileError.type if isinstance(error, Exception) else "cancelled"
+    known = error if isinstance(error, TurnstileError) else TurnstileError
+    return known.type if isinstance(error, Exception) else "cancelled"

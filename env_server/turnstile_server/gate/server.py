@@ -110,16 +110,19 @@ class Gate:
         dialect = self._dialects.fallback
         if route is not None and route.endpoint.purpose is not Purpose.PROBE:  # "/" is in no dialect
             dialect = route.dialect
+        try:
+            await self._serve(exchange, episode_id, path, route)
+        except CallerGone:
+            return
+        except TurnstileError as error:
+            refusal = error
+        except Exception as error:  # noqa: BLE001 - the boundary: an agent gets a reply whatever is broken here
+            _LOG.exception("a model call failed in the gate", extra={"episode_id": episode_id})
+            refusal = failure_of(error, "the gate failed")
+        else:
+            return
         with contextlib.suppress(CallerGone):
-            try:
-                await self._serve(exchange, episode_id, path, route)
-            except CallerGone:
-                raise
-            except TurnstileError as error:
-                await _refuse(exchange, dialect, error)
-            except Exception as error:  # noqa: BLE001 - the boundary: an agent gets a reply whatever is broken here
-                _LOG.exception("a model call failed in the gate", extra={"episode_id": episode_id})
-                await _refuse(exchange, dialect, failure_of(error, "the gate failed"))
+            await _refuse(exchange, dialect, refusal)
 
     async def _serve(self, exchange: AgentExchange, episode_id: str, path: str, route: Route | None) -> None:
         if not episode_id:
@@ -155,8 +158,13 @@ class Gate:
         began = time.perf_counter()
         served = _ServedCall()
         try:
-            with self._in_flight(session), exchange.reserving(session.episode_id):
+            self._take_place(session)
+            try:
+                exchange.reserve(session.episode_id)
                 await self._measured(exchange, session, route, served)
+            finally:
+                exchange.give_back()
+                self._calls.give(session.episode_id)
         except Exception as error:
             served.note(error)
             raise
@@ -168,7 +176,16 @@ class Gate:
 
     @contextlib.contextmanager
     def _in_flight(self, session: EpisodeSession) -> Iterator[None]:
-        """Bounds the requests of an episode and of the whole server, before a byte of their bodies is read."""
+        """Takes a place for the length of the block, as ``_take_place``."""
+        self._take_place(session)
+        try:
+            yield
+        finally:
+            self._calls.give(session.episode_id)
+
+    def _take_place(self, session: EpisodeSession) -> None:
+        """Bounds the requests of an episode and of the whole server, before a byte of their bodies is read. Raises
+        TooManyCalls, with no place taken."""
         owner, calls = session.episode_id, self._calls
         if (own := calls.held(owner)) >= session.limits.max_calls:
             raise TooManyCalls(
@@ -184,26 +201,34 @@ class Gate:
                     retry_after_s=1.0,
                 )
             calls.take_anyway(owner)
-        try:
-            yield
-        finally:
-            self._calls.give(owner)
 
     async def _measured(
         self, exchange: AgentExchange, session: EpisodeSession, route: Route, served: _ServedCall
     ) -> None:
-        """The metrics count it whatever its outcome."""
+        """The metrics count it whatever its outcome.
+
+        One scope is around all of it: the server's last words end it while the call is opened, and after that
+        the caller who goes.
+        """
         self._metrics.call_started()
         started = time.perf_counter()
         opened: OpenedCall | None = None
+        error: TurnstileError | None = None
         status = 500
         try:
-            with self._stopping.interruptible():
-                opened = await self._pipeline.open(session, _incoming(exchange, session, route))
-            served.call = opened.call
-            error = await self._follow(exchange, session, route.dialect, opened.request, opened.call)
+            with anyio.CancelScope() as scope:
+                self._stopping.enter(scope)
+                try:
+                    opened = await self._pipeline.open(session, _incoming(exchange, session, route))
+                finally:
+                    self._stopping.leave(scope)
+                served.call = opened.call
+                error = await self._follow(exchange, session, route.dialect, opened.request, opened.call, scope)
+            if opened is None or not exchange.gone:
+                self._stopping.check(scope)
             if error is not None:
                 raise error
+            assert opened is not None  # else its scope was cancelled, by the server's last words
             status = served.status = exchange.status or _CALLER_GONE
             if opened.call.committed is None:  # the error was sent within the stream, or nobody waited any more
                 cause = None if exchange.gone else opened.call.error
@@ -227,30 +252,33 @@ class Gate:
         dialect: Dialect,
         request: ModelRequest,
         call: ModelCall,
+        responding: anyio.CancelScope,
     ) -> TurnstileError | None:
         """Replies to one caller of a call, and abandons the call when its last caller has gone.
 
-        Returns the error to be written if nothing was sent yet.
+        Returns the error to be written if nothing was sent yet. ``responding``, which this is in, is cancelled
+        when the caller goes.
         """
+        session.begin_reply()
+        call.follow(stream=request.stream)
         try:
-            with (
-                session.replying(),
-                call.followed(stream=request.stream),
-                anyio.CancelScope() as responding,
-                exchange.watching(responding),
-            ):
-                try:
-                    if request.stream:
-                        await self._reply_streamed(exchange, dialect, request, call)
-                    else:
-                        await _reply_whole(exchange, dialect, request, call)
-                    if call.error is None:  # at once: the end of the episode may be on its way
-                        self._pipeline.delivered(session, call, written=True)
-                except TurnstileError as error:
-                    return error
-                except CallerGone:
-                    pass
+            watched = exchange.watch(responding)
+            try:
+                if request.stream:
+                    await self._reply_streamed(exchange, dialect, request, call)
+                else:
+                    await _reply_whole(exchange, dialect, request, call)
+                if call.error is None:  # at once: the end of the episode may be on its way
+                    self._pipeline.delivered(session, call, written=True)
+            except TurnstileError as error:
+                return error
+            except CallerGone:
+                pass
+            finally:
+                watched()
         finally:
+            call.leave(stream=request.stream)
+            session.end_reply()
             if call.followers == 0:
                 self._pipeline.abandon(call, "caller_gone")
             self._pipeline.delivered(session, call, written=False)  # no-op where it was written
@@ -300,7 +328,7 @@ def _incoming(exchange: AgentExchange, session: EpisodeSession, route: Route) ->
         dialect=route.dialect,
         params=route.params,
         read_body=exchange.body,
-        declared_bytes=header_count(headers, "content-length"),
+        declared_bytes=exchange.declared_bytes,
         retried=(header_count(headers, "x-stainless-retry-count") or 0) > 0,
         idempotency_key=headers.get("idempotency-key"),
         thread=session.conversation_headers.read(headers),

@@ -6,7 +6,7 @@ admission and budgets. ``episodes/`` owns the episode's life: it closes the sess
 
 - A turn enters the tree by ``commit`` alone, after it is durable (invariant 6).
 - Every sampled token is counted once, by ``commit`` or by ``discard`` (invariant 3).
-- A refusal is counted in one place, ``counting_refusals``, around everything that may refuse a call.
+- A refusal is counted in one place, ``refused``, which is told of every error that may end a call.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ import asyncio
 import hashlib
 import time
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -211,24 +210,15 @@ class EpisodeSession:
                 await self._between_turns(turn_id)
         return True
 
-    @contextmanager
-    def counting_refusals(self, call: ModelCall | None = None) -> Iterator[None]:
-        """Counts the error that ends the block as a refusal of the agent.
+    def refused(self, error: Exception, call: ModelCall | None = None) -> None:
+        """Counts the error that ended a call as a refusal of the agent, and stops the agent when a budget is spent
+        or after ``max_refusals`` in a row.
 
-        Does not where ``call`` was abandoned: its caller went away, and was refused nothing.
+        Does not where ``call`` was abandoned: its caller went away, and was refused nothing. Bugs, and errors that
+        a later attempt may cure, do not count. Refusals alone stop few agents.
         """
-        try:
-            yield
-        except Exception as error:
-            if not isinstance(error, CallerGone) and (call is None or call.abandoned is None):
-                self._refused(error)
-            raise
-
-    def _refused(self, error: Exception) -> None:
-        """Counts a refusal, and stops the agent when a budget is spent or after ``max_refusals`` in a row.
-
-        Bugs, and errors that a later attempt may cure, do not count. Refusals alone stop few agents.
-        """
+        if isinstance(error, CallerGone) or (call is not None and call.abandoned is not None):
+            return
         if self._closed is not None:
             return
         if not isinstance(error, TurnstileError):
@@ -352,17 +342,15 @@ class EpisodeSession:
             return None
         return Delivery(turn_id=node.turn.turn_id, state=node.delivery, commit_s=node.commit_s)
 
-    @contextmanager
-    def replying(self) -> Iterator[None]:
-        """A caller waits for its reply, or is being sent it."""
+    def begin_reply(self) -> None:
+        """A caller waits for its reply, or is being sent it, until ``end_reply``."""
         self._replying += 1
-        try:
-            yield
-        finally:
-            self._replying -= 1
-            if self._replying == 0 and self._all_replied is not None:
-                self._all_replied.set()
-                self._all_replied = None
+
+    def end_reply(self) -> None:
+        self._replying -= 1
+        if self._replying == 0 and self._all_replied is not None:
+            self._all_replied.set()
+            self._all_replied = None
 
     async def wait_until_replied(self) -> None:
         """Returns when every caller has been sent its reply, or has gone."""

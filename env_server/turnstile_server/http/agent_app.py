@@ -6,6 +6,8 @@ over HTTP to come back without it. (Codex does so at once; otherwise it keeps tr
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
+
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from turnstile_server.http.exchange import split_path
@@ -21,15 +23,19 @@ class AgentApp:
         self._gate = gate
         self._tools = tools
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] == "websocket":
-            await self._gate({**scope, "type": "http", "method": "GET"}, receive, _reply_to_handshake(send))
-            return
-        if scope["type"] != "http":
-            return
-        episode_id, path = split_path(scope["path"])
-        app = self._tools if episode_id and path.rstrip("/") == TOOL_PATH else self._gate
-        await app(scope, receive, send)
+            handshake = {**scope, "type": "http", "method": "GET"}
+            return self._gate(handshake, receive, _reply_to_handshake(send))
+        is_tools = (
+            scope["type"] == "http" and scope["path"].rstrip("/").endswith(TOOL_PATH) and _names_tools(scope)
+        )
+        return (self._tools if is_tools else self._gate)(scope, receive, send)
+
+
+def _names_tools(scope: Scope) -> bool:
+    episode_id, path = split_path(scope["path"])
+    return bool(episode_id) and path.rstrip("/") == TOOL_PATH
 
 
 def _reply_to_handshake(send: Send) -> Send:

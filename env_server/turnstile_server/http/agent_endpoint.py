@@ -112,6 +112,7 @@ class HttpEpisodeListener:
         self._without_token: set[asyncio.Transport] = set()
         self._config = uvicorn.Config(
             self._filter,
+            interface="asgi3",  # the applications return coroutines: uvicorn looks for functions that are one
             lifespan="off",
             ws="none",
             log_config=None,

@@ -275,12 +275,17 @@ class Seat:
         if tell is not None:
             tell()
 
-    def tell_when_closed(self, tell: Callable[[], None] | None) -> None:
-        """Calls ``tell`` once when the connection is lost, at once where it is; None: nobody is told any more."""
+    def tell_when_closed(self, tell: Callable[[], None]) -> Callable[[], None]:
+        """Calls ``tell`` once when the connection is lost, at once where it is; not after what is returned was
+        called."""
         self._on_closed = tell
-        if self.closed and tell is not None:
+        if self.closed:
             self._on_closed = None
             tell()
+        return self._tell_nobody
+
+    def _tell_nobody(self) -> None:
+        self._on_closed = None
 
 
 def extensions_of(seat: Seat) -> dict[str, dict[object, object]]:

@@ -10,12 +10,11 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
 import anyio
-from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
 from turnstile_server.errors import RequestTimeout, ServerStopping, TurnstileError, Unauthorized
@@ -46,7 +45,12 @@ def split_path(path: str) -> tuple[str, str]:
     return episode_id, slash + rest
 
 
-def episode_key(headers: Headers) -> str:
+def first_headers(scope: Scope) -> dict[str, str]:
+    """The request's headers by lower-case name; of several with one name the first."""
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])}
+
+
+def episode_key(headers: Mapping[str, str]) -> str:
     """The episode key, in any of the headers in which clients send theirs. Raises Unauthorized."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and token:
@@ -57,7 +61,7 @@ def episode_key(headers: Headers) -> str:
     return key
 
 
-def header_count(headers: Headers, name: str) -> int | None:
+def header_count(headers: Mapping[str, str], name: str) -> int | None:
     """The header ``name`` as a whole number; None where it is absent or not 1 to 18 ASCII digits.
 
     ``int`` alone would also read other alphabets' digits, and raise for some that ``str.isdigit`` accepts and for
@@ -85,7 +89,9 @@ class AgentExchange:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.query: bytes = scope["query_string"]
-        self.headers = Headers(scope=scope)
+        self.headers = first_headers(scope)
+        self.declared_bytes = header_count(self.headers, "content-length")
+        """Length of the body, where the client said it."""
         self.status: int | None = None
         """The status that was sent; None before."""
         self.gone = False
@@ -109,21 +115,35 @@ class AgentExchange:
 
     @contextmanager
     def reserving(self, owner: str) -> Iterator[None]:
-        """Reserves room for the body, for the length of the block; ``body`` is called in it. Raises TooManyBytes.
+        """Reserves room for the body, for the length of the block; ``body`` is called in it. As ``reserve``."""
+        self.reserve(owner)
+        try:
+            yield
+        finally:
+            self.give_back()
+
+    def reserve(self, owner: str) -> None:
+        """Reserves room for the body until ``give_back``; ``body`` is called between the two. Raises TooManyBytes.
 
         ``owner``: whose limit of bytes it counts against, an episode's id.
         """
-        declared = header_count(self.headers, "content-length") or 0
+        declared = self.declared_bytes or 0
         room = declared if declared <= self._limits.max_body_bytes else 0  # ``body`` refuses it
-        with self._intake.reserving(owner, room, self._section) as self._reservation:
-            yield
+        self._reservation = self._intake.reserve(owner, room, self._section)
+
+    def give_back(self) -> None:
+        """Gives back what ``reserve`` has reserved."""
+        if self._reservation is not None:
+            self._intake.give_back(self._reservation)
 
     async def body(self) -> bytes:
         """The whole body. Raises BodyTooLarge, RequestTimeout, TooManyBytes, CallerGone."""
         if self._reservation is None:
             raise RuntimeError("room for the body was not reserved")
-        if (header_count(self.headers, "content-length") or 0) > self._limits.max_body_bytes:
+        if (self.declared_bytes or 0) > self._limits.max_body_bytes:
             raise too_large(self._limits, self._section)
+        if self._arrived():
+            return await self._whole_body(self._reservation)
         reader = BodyReader(
             self._receive, self._reservation, self._intake, self._limits, self._section, self._arrived
         )
@@ -140,6 +160,18 @@ class AgentExchange:
             self._too_slow = True
             raise
         return bytes(received)
+
+    async def _whole_body(self, reservation: Reservation) -> bytes:
+        """A body that is there: nothing is waited for, so nothing of the clock is needed."""
+        body = self._part(await self._receive())
+        if not self._body_read:
+            raise RuntimeError("a body that is whole came in parts")
+        reservation.check()
+        if len(body) > self._limits.max_body_bytes:
+            raise too_large(self._limits, self._section)
+        reservation.hold(len(body))
+        reservation.arrived()
+        return body
 
     def _arrived(self) -> bool:
         return self._seat is not None and self._seat.whole
@@ -160,7 +192,16 @@ class AgentExchange:
 
     @contextmanager
     def watching(self, responding: anyio.CancelScope) -> Iterator[None]:
-        """Cancels ``responding``, which the block is in, when the caller goes. After the body was read."""
+        """Cancels ``responding``, which the block is in, when the caller goes. As ``watch``."""
+        stop = self.watch(responding)
+        try:
+            yield
+        finally:
+            stop()
+
+    def watch(self, responding: anyio.CancelScope) -> Callable[[], object]:
+        """Cancels ``responding`` when the caller goes, until what is returned is called. After the body was
+        read."""
 
         def gone() -> None:
             # A connection may also close once the response is complete; the caller did not go then.
@@ -169,17 +210,9 @@ class AgentExchange:
                 responding.cancel()
 
         if self._seat is not None:
-            self._seat.tell_when_closed(gone)
-            try:
-                yield
-            finally:
-                self._seat.tell_when_closed(None)
-        else:  # a server that is not ours tells it to who asks for more of the request
-            asking = asyncio.create_task(self._ask(gone))
-            try:
-                yield
-            finally:
-                asking.cancel()
+            return self._seat.tell_when_closed(gone)
+        # A server that is not ours tells it to who asks for more of the request.
+        return asyncio.create_task(self._ask(gone)).cancel
 
     async def _ask(self, gone: Callable[[], None]) -> None:
         while (await self._receive())["type"] != "http.disconnect":
@@ -202,12 +235,12 @@ class AgentExchange:
         self._ending = True
         await self._put({"type": "http.response.body", "body": data, "more_body": False})
 
-    async def respond(self, status: int, data: bytes, headers: list[Header] | None = None) -> None:
+    async def respond(self, status: int, data: bytes, headers: Sequence[Header] = ()) -> None:
         """Sends a whole response; its head and its body leave together."""
         length = (b"content-length", str(len(data)).encode())
         self.status = status
         await asyncio.sleep(0)  # as in ``end``
-        await self.start(status, [JSON, length, *(headers or [])])
+        await self._put({"type": "http.response.start", "status": status, "headers": [JSON, length, *headers]})
         await self._end(b"" if self.method == "HEAD" else data)
 
     async def refuse(self, error: TurnstileError, data: bytes, headers: list[Header] | None = None) -> None:

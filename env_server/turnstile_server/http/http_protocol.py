@@ -222,21 +222,23 @@ class BoundedHttp(HttpToolsProtocol):
             cast(dict[str, Any], self.scope)["extensions"] = extensions_of(self._seat)
 
     def on_url(self, url: bytes) -> None:
-        self._count_head(len(url))
+        self._headers_size += len(url)
+        if self._headers_size > self._seat.limits.max_head_bytes:
+            raise self._too_large()
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._count_head(len(name) + len(value))
+        limits = self._seat.limits
+        self._headers_size += len(name) + len(value)
+        if self._headers_size > limits.max_head_bytes:
+            raise self._too_large()
         super().on_header(name, value)
-        if len(self.headers) > self._seat.limits.max_headers:
-            self._fault = _TOO_LARGE
-            raise ValueError("too many headers")
+        if len(self.headers) > limits.max_headers:
+            raise self._too_large()
 
-    def _count_head(self, size: int) -> None:
-        self._headers_size += size
-        if self._headers_size > self._seat.limits.max_head_bytes:
-            self._fault = _TOO_LARGE
-            raise ValueError("the head is too large")
+    def _too_large(self) -> ValueError:
+        self._fault = _TOO_LARGE
+        return ValueError("the head is too large")
 
     def on_headers_complete(self) -> None:
         self._head_bytes, self._in_head, self._in_body, self._fresh = 0, False, True, False
@@ -261,9 +263,13 @@ class BoundedHttp(HttpToolsProtocol):
 
     def _announced_length(self) -> int:
         """Bytes of the body, where its head says them and it comes as it is; the parser has checked the number."""
-        if any(name == b"transfer-encoding" for name, _ in self.headers):
-            return 0
-        return next((int(value) for name, value in self.headers if name == b"content-length"), 0)
+        length = 0
+        for name, value in reversed(self.headers):
+            if name == b"transfer-encoding":
+                return 0
+            if name == b"content-length":
+                length = int(value)
+        return length
 
     def _announces_body(self) -> bool:
         return any(

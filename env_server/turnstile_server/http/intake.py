@@ -9,6 +9,7 @@ not run counts against no body: what was sent meanwhile was not read.
 
 from __future__ import annotations
 
+from asyncio import get_running_loop
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
@@ -65,19 +66,30 @@ class Intake:
 
     @contextmanager
     def reserving(self, owner: str, declared: int, section: str) -> Iterator[Reservation]:
-        """Room for one body, for the length of the block. ``declared``: its length, 0 where that is not known.
+        """Room for one body, for the length of the block. As ``reserve``."""
+        reservation = self.reserve(owner, declared, section)
+        try:
+            yield reservation
+        finally:
+            self.give_back(reservation)
+
+    def reserve(self, owner: str, declared: int, section: str) -> Reservation:
+        """Room for one body, until it is given back. ``declared``: its length, 0 where that is not known.
 
         ``section``: of the settings of what the body is sent to. Raises TooManyBytes.
         """
         reservation = Reservation(self, owner, section)
-        try:
+        if declared:
             reservation.hold(declared)
-            self._coming.setdefault(owner, []).append(reservation)
-            yield reservation
-        finally:
+        self._coming.setdefault(owner, []).append(reservation)
+        return reservation
+
+    def give_back(self, reservation: Reservation) -> None:
+        """The request has ended. Once for each that was made."""
+        if not reservation.settled:
             self.arrived(reservation)
-            if reservation.size:
-                self._shares.give(owner, reservation.size)
+        if reservation.size:
+            self._shares.give(reservation.owner, reservation.size)
 
     def take(self, owner: str, amount: int) -> None:
         """Raises TooManyBytes, with nothing taken."""
@@ -120,6 +132,7 @@ class Intake:
 
     def arrived(self, reservation: Reservation) -> None:
         """The body is whole, or will not be: it can give way to no other."""
+        reservation.settled = True
         coming = self._coming.get(reservation.owner, [])
         if reservation in coming:
             coming.remove(reservation)
@@ -134,6 +147,8 @@ class Reservation:
         self.size = 0
         self.owner = owner
         self.section = section
+        self.settled = False
+        """It gives way to no other any more."""
         self.waiting: anyio.CancelScope | None = None
         """Around the wait for more of the body."""
         self._intake = intake
@@ -189,8 +204,8 @@ class BodyReader:
         self._limits = limits
         self._section = section
         self._received = 0
-        self._ends_at = anyio.current_time() + limits.body_timeout_s
-        self._look_due = anyio.current_time()
+        self._ends_at = get_running_loop().time() + limits.body_timeout_s
+        self._look_due = get_running_loop().time()
         self._window_ends_at = 0.0
         self._wanted = 0
         self._open_window()
@@ -230,7 +245,7 @@ class BodyReader:
     def _looked(self) -> float:
         """The time. The event loop runs what is due before it reads, so after a stall (SIGSTOP, a machine that was
         suspended or far too busy) a body whose time seems to be over may wait unread: it gets that time back."""
-        now = anyio.current_time()
+        now = get_running_loop().time()
         late_s = now - self._look_due
         if late_s > _STALL_S:
             self._ends_at = max(self._ends_at + late_s, now + _LOOK_S)
@@ -238,7 +253,7 @@ class BodyReader:
         return now
 
     def _open_window(self) -> None:
-        self._window_ends_at = anyio.current_time() + self._intake.body_stall_s
+        self._window_ends_at = get_running_loop().time() + self._intake.body_stall_s
         self._wanted = int(self._intake.body_stall_s * self._intake.min_body_rate)
 
     def _too_slow(self) -> RequestTimeout:

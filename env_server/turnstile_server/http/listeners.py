@@ -147,6 +147,7 @@ class Listener:
         logging.getLogger("uvicorn.error").addFilter(_is_worth_a_line)
         config = uvicorn.Config(
             app,
+            interface="asgi3",  # the applications return coroutines: uvicorn looks for functions that are one
             lifespan="off",
             log_config=None,
             access_log=access_log,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import Final
 
@@ -59,7 +60,11 @@ class StartingApp:
         """The start has failed, or the server is stopping: refuse what waits, now. No-op after ``attach``."""
         self._decided.set()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        app = self._app
+        return self._when_decided(scope, receive, send) if app is None else app(scope, receive, send)
+
+    async def _when_decided(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._app is None and scope["type"] in ("http", "websocket"):
             probe = self._probe(scope)
             if probe is not None:

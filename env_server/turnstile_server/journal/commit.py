@@ -47,17 +47,30 @@ class QueuedRecord:
     due: float | None = None
     rotate: bool = False
     error: Exception | None = None
-    answered: asyncio.Event = field(default_factory=asyncio.Event)
+    answered: bool = False
+    """It was stored or refused, and the event loop knows."""
+    size: int = field(init=False)
+    """Bytes on disk; 0 for a barrier."""
+    _waits: asyncio.Event | None = None
 
-    @property
-    def size(self) -> int:
-        return self.encoded.size if self.encoded is not None else 0
+    def __post_init__(self) -> None:
+        self.size = self.encoded.size if self.encoded is not None else 0
+
+    def answer(self) -> None:
+        """In the event loop."""
+        self.answered = True
+        if self._waits is not None:
+            self._waits.set()
 
     async def wait(self) -> None:
-        """Returns when the record was stored; cancelling the caller does not take it back. Raises
-        JournalUnavailable."""
-        if not self.answered.is_set():
-            await self.answered.wait()
+        """Returns when the record was stored; cancelling the caller does not take it back. As ``check``."""
+        if not self.answered:
+            self._waits = self._waits or asyncio.Event()
+            await self._waits.wait()
+        self.check()
+
+    def check(self) -> None:
+        """Of an answered record: raises JournalUnavailable where it was refused."""
         if self.error is not None:
             raise JournalUnavailable(
                 f"The record was not stored: {self.error}. Free space or repair the disk that holds the data "
@@ -165,10 +178,11 @@ class GroupCommit:
         with self._changed:
             if self._busy or self._closing or self.trouble is not None:
                 return False
-            if any(queued.due is None for queued in self._queue):
-                return False
-            batch = [*self._queue, item]
-            size = sum(queued.size for queued in batch)
+            batch, size = [*self._queue, item], item.size
+            for queued in self._queue:
+                if queued.due is None:
+                    return False
+                size += queued.size
             if size > self._inline_bytes or not self._writer.only_appends(size):
                 return False
             self._queue.clear()
@@ -262,8 +276,13 @@ class GroupCommit:
             self._index_due = time.monotonic() + self._settings.index_lag_s
 
     def _store(self, batch: list[QueuedRecord]) -> None:
-        items = [item for item in batch if item.encoded is not None]
-        why_not = self._writer.why_not(sum(item.size for item in items)) if items else None
+        items, size, rotates = [], 0, False
+        for item in batch:
+            size += item.size
+            rotates = rotates or item.rotate
+            if item.encoded is not None:
+                items.append(item)
+        why_not = self._writer.why_not(size) if items else None
         if why_not is not None:
             self._in_trouble(why_not, items)
             items = self._refuse_all_but_tombstones(items, why_not)
@@ -272,7 +291,7 @@ class GroupCommit:
             tombstones = self._refuse_all_but_tombstones(refused, refused[0].error)
             if tombstones and self._reserve.give_up():
                 self._write(tombstones)
-        if any(item.rotate for item in batch):
+        if rotates:
             begun = self._writer.rotate()
             if _is_full(begun.error) and self._reserve.give_up():
                 begun = self._writer.rotate()
@@ -284,16 +303,20 @@ class GroupCommit:
         """Writes the records; those that the disk refused, each with why."""
         if not items:
             return []
-        written = self._writer.write([item.encoded for item in items if item.encoded is not None])
-        self._publish(written.journaled)
-        refused = items[written.accepted :]
+        records, frees_only = [], True
         for item in items:
             item.error = None
+            if item.encoded is not None:
+                records.append(item.encoded)
+                frees_only = frees_only and is_tombstone(item.encoded)
+        written = self._writer.write(records)
+        self._publish(written.journaled)
+        refused = items[written.accepted :]
         for item in refused:
             item.error = written.error
         if written.error is not None:
             self._in_trouble(written.error, refused)
-        elif any(item.encoded is not None and not is_tombstone(item.encoded) for item in items):
+        elif not frees_only:
             self.trouble, self._refused_bytes = None, 0
         return refused
 
@@ -312,13 +335,16 @@ class GroupCommit:
     # -- in the event loop -----------------------------------------------------------------------------------
 
     def _answer(self, batch: list[QueuedRecord]) -> None:
-        failed = [item for item in batch if item.error is not None]
+        failed, why = 0, None
+        for item in batch:
+            if item.error is not None:
+                failed, why = failed + 1, why or item.error
         if failed:
-            self._stats.refused_records += len(failed)
-            logger.error("%d records could not be stored: %s", len(failed), failed[0].error)
+            self._stats.refused_records += failed
+            logger.error("%d records could not be stored: %s", failed, why)
         for item in batch:
             self._stats.queued_bytes -= item.size
-            item.answered.set()
+            item.answer()
 
 
 def _is_full(error: Exception | None) -> bool:

@@ -172,6 +172,8 @@ class DirectoryLock:
     def __init__(self, fd: int, path: Path) -> None:
         self._fd: int | None = fd
         self._path = path
+        self._name = str(path)
+        """Asked for at each write."""
 
     @classmethod
     def acquire(cls, directory: Path) -> DirectoryLock:
@@ -204,7 +206,7 @@ class DirectoryLock:
             raise OSError(errno.ESTALE, f"The lock {self._path} was released")
         held = os.fstat(self._fd)
         try:
-            there = os.stat(self._path)
+            there = os.stat(self._name)
         except FileNotFoundError:
             there = None
         if there is None or (there.st_dev, there.st_ino) != (held.st_dev, held.st_ino):

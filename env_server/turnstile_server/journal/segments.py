@@ -64,6 +64,8 @@ MAX_PAYLOAD = (1 << 32) - 1
 _CHECKED = struct.Struct("<IHBB")
 _PREFIX = struct.Struct("<HHI")
 _ALIGN = 8
+_PADDING = tuple(bytes(count) for count in range(_ALIGN))
+"""So many zeros."""
 _WIDE_JSON = 1
 _JOIN_BELOW = 64 << 10
 """Payloads below this are copied into one buffer; larger arrays are written from where they lie."""
@@ -114,22 +116,28 @@ class DamagedBytes:
 def encode(record: Record) -> EncodedRecord:
     """Raises ValueError for arrays that are not one-dimensional numbers or a record of 4 GiB and more,
     TypeError for meta that is not JSON. Read-only arrays are not copied: they must not change any more."""
-    arrays = [(name, _little_endian(name, array)) for name, array in record.arrays.items()]
-    directory = [(name, array.dtype.str, array.size) for name, array in arrays]
+    arrays, directory = [], []
+    for name, given in record.arrays.items():
+        array = _little_endian(name, given)
+        arrays.append(array)
+        directory.append((name, array.dtype.str, array.size))
     document, flags = _dumps({"meta": dict(record.meta), "arrays": directory})
     identity = record.episode_id.encode()
     if len(identity) > 0xFFFF:
         raise ValueError("an episode id of more than 65535 bytes")
     head = b"".join((_PREFIX.pack(len(identity), flags, len(document)), identity, document))
-    parts: list[bytes | memoryview] = [head, _padding(len(head))]
-    for _, array in arrays:
-        parts += [array.view(np.uint8).data, _padding(array.nbytes)]
-    size = sum(len(part) for part in parts)
+    parts: list[bytes | memoryview] = [head, _PADDING[-len(head) % _ALIGN]]
+    size = len(head) + -len(head) % _ALIGN
+    for array in arrays:
+        length = array.nbytes
+        parts += (array.view(np.uint8).data, _PADDING[-length % _ALIGN])
+        size += length + -length % _ALIGN
     if size > MAX_PAYLOAD:
         raise ValueError(f"a record of {size} bytes; the largest is {MAX_PAYLOAD}")
     if size < _JOIN_BELOW:
-        parts = [b"".join(parts)]
-    views = tuple(memoryview(part) for part in parts if len(part))
+        views: tuple[memoryview, ...] = (memoryview(b"".join(parts)),)
+    else:
+        views = tuple(memoryview(part) for part in parts if len(part))
     return EncodedRecord(
         int(record.type), record.episode_id, views, RECORD_HEADER.size + size, facts_of(record.type, record.meta)
     )
@@ -319,10 +327,6 @@ def _document(payload: bytes) -> tuple[dict[str, Any], int]:
     text = payload[start : start + length]
     document: dict[str, Any] = json.loads(text) if flags & _WIDE_JSON else orjson.loads(text)
     return document, start + length
-
-
-def _padding(length: int) -> bytes:
-    return bytes(-length % _ALIGN)
 
 
 def _little_endian(name: str, array: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:

@@ -10,18 +10,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
 from turnstile.models import EpisodeStatus, Fault, StalenessPolicy, Turn
 from turnstile_server.journal.stats import JournalStats
+from turnstile_server.observability.call_tallies import CallTallies, Durations
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
-
-_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
-"""Bucket bounds in seconds: the gate's own cost is at the low end, a long generation at the high end."""
 
 _GAUGES = frozenset({"queued_bytes"})
 """Fields of ``JournalStats`` that may fall."""
@@ -43,20 +41,9 @@ class Metrics:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        self._bound: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
-        """The metrics of calls, by dialect and status: finding them by labels takes longer than counting."""
-        self._calls = self._counter("calls", "Model calls answered, by dialect and status.", "dialect", "status")
-        self._call_seconds = self._histogram("call_seconds", "From a call's arrival to its last byte.", "dialect")
-        self._calls_in_flight = self._gauge("calls_in_flight", "Model calls being served now.")
-        self._engine_seconds = self._histogram("engine_seconds", "Time a model call spent in the engine.")
-        self._overhead_seconds = self._histogram(
-            "overhead_seconds", "Time of a model call outside the engine: parse, match, render, commit, write."
-        )
-        self._sampled = self._counter("tokens_sampled", "Tokens sampled and recorded in turns.")
-        self._turns = self._counter("turns", "Turns committed.")
-        self._tokenized_bytes = self._counter(
-            "tokenized_bytes", "UTF-8 bytes that went through the tokenizer: those of new messages only."
-        )
+        self._tallies = CallTallies()
+        """What is counted for every call."""
+        self._registry.register(self._tallies)
         self._trained = self._counter("tokens_trained", "Sampled tokens that a sample trains, at episode end.")
         self._untrained = self._counter(
             "tokens_untrained", "Sampled tokens that no sample trains, at episode end, by reason.", "reason"
@@ -64,7 +51,6 @@ class Metrics:
         self._discarded = self._counter(
             "tokens_discarded", "Sampled tokens of failed or abandoned attempts, by reason.", "reason"
         )
-        self._rerendered = self._counter("tokens_rerendered", "Prompt tokens rendered again because of a break.")
         self._breaks = self._counter("breaks", "Calls that could not append, by reason.", "reason")
         self._cosmetic = self._counter("cosmetic_edits", "Tolerated changes of our replies, by kind.", "kind")
         self._low_share = self._counter(
@@ -94,29 +80,29 @@ class Metrics:
     # The gate
 
     def call_started(self) -> None:
-        self._calls_in_flight.inc()
+        self._tallies.in_flight += 1
 
     def call_ended(self, dialect: str, status: int, total_s: float, engine_s: float | None = None) -> None:
         """One per ``call_started``. ``engine_s`` None: the request had no engine time of its own: it failed, or it
         joined or replayed an earlier call."""
-        self._calls_in_flight.dec()
-        bound = self._bound.get((dialect, status))
-        if bound is None:
-            bound = self._calls.labels(dialect, str(status)), self._call_seconds.labels(dialect)
-            self._bound[dialect, status] = bound
-        counted, seconds = bound
-        counted.inc()
+        tallies = self._tallies
+        tallies.in_flight -= 1
+        tallies.calls[dialect, status] = tallies.calls.get((dialect, status), 0) + 1
+        seconds = tallies.call_seconds.get(dialect)
+        if seconds is None:
+            seconds = tallies.call_seconds[dialect] = Durations()
         seconds.observe(total_s)
         if engine_s is not None:
-            self._engine_seconds.observe(engine_s)
-            self._overhead_seconds.observe(max(0.0, total_s - engine_s))
+            tallies.engine_seconds.observe(engine_s)
+            tallies.overhead_seconds.observe(max(0.0, total_s - engine_s))
 
     def turn_committed(self, turn: Turn, tokenized_bytes: int) -> None:
         """``tokenized_bytes``: UTF-8 bytes that were tokenized to make the turn's context."""
-        self._turns.inc()
-        self._sampled.inc(len(turn.completion_ids))
-        self._tokenized_bytes.inc(tokenized_bytes)
-        self._rerendered.inc(turn.rerendered_tokens)
+        tallies = self._tallies
+        tallies.turns += 1
+        tallies.sampled += len(turn.completion_ids)
+        tallies.tokenized_bytes += tokenized_bytes
+        tallies.rerendered += turn.rerendered_tokens
         if turn.break_ is not None:
             self._breaks.labels(turn.break_.reason.value).inc()
         for kind in turn.echo:
@@ -173,9 +159,9 @@ class Metrics:
 
     def counts(self) -> Counts:
         return Counts(
-            sampled_tokens=_total(self._sampled),
-            turns=_total(self._turns),
-            calls_in_flight=_total(self._calls_in_flight),
+            sampled_tokens=self._tallies.sampled,
+            turns=self._tallies.turns,
+            calls_in_flight=self._tallies.in_flight,
             episodes=_by_label(self._episodes),
             ended=_by_label(self._ended),
         )
@@ -190,9 +176,6 @@ class Metrics:
     def _gauge(self, name: str, help_: str, *labels: str) -> Gauge:
         return Gauge(f"turnstile_{name}", help_, labels, registry=self._registry)
 
-    def _histogram(self, name: str, help_: str, *labels: str) -> Histogram:
-        return Histogram(f"turnstile_{name}", help_, labels, buckets=_SECONDS, registry=self._registry)
-
 
 def _by_label(metric: Counter | Gauge) -> dict[str, int]:
     """The values that are not 0, by the value of the only label ("" for a metric without)."""
@@ -201,10 +184,6 @@ def _by_label(metric: Counter | Gauge) -> dict[str, int]:
         for sample in next(iter(metric.collect())).samples
         if sample.value and not sample.name.endswith("_created")
     }
-
-
-def _total(metric: Counter | Gauge) -> int:
-    return _by_label(metric).get("", 0)
 
 
 class JournalCollector(Collector):

@@ -48,14 +48,14 @@ class TokenBytes:
         tokenizer = vocabulary.tokenizer
         convert = _converter(json.loads(tokenizer.to_str())["decoder"])
         added = tokenizer.get_added_tokens_decoder()
-        self._bytes: list[bytes] = [b""] * (
+        self.bytes: list[bytes] = [b""] * (
             max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         )
         for token, index in tokenizer.get_vocab(with_added_tokens=True).items():
-            self._bytes[index] = token.encode() if index in added else convert(token)
+            self.bytes[index] = token.encode() if index in added else convert(token)
 
     def __getitem__(self, index: int) -> bytes:
-        return self._bytes[index] if 0 <= index < len(self._bytes) else b""
+        return self.bytes[index] if 0 <= index < len(self.bytes) else b""
 
 
 def _converter(decoder: dict[str, Any] | None) -> Callable[[str], bytes]:
@@ -92,10 +92,12 @@ class Detokenizer:
         """Text between two control tokens is one piece, however many ids it has."""
         pieces: list[Piece] = []
         run: list[bytes] = []
+        known, control_of = self._table.bytes, self._control.get
+        count = len(known)
         for index in ids:
-            control = self._control.get(index)
+            control = control_of(index)
             if control is None:
-                run.append(self._table[index])
+                run.append(known[index] if 0 <= index < count else b"")  # as the table does, without a call each
                 continue
             text = self._utf8.decode(b"".join(run), final=True)
             self._utf8.reset()

@@ -115,6 +115,10 @@ class TagParser:
         """Passes the buffered text, acting on textual tags; keeps what may still begin one."""
         while self._buffer:
             tags = [tag for tag in self._expected() if tag.id is None]
+            if not tags:  # those that are tokens come as such
+                passed, self._buffer = self._buffer, ""
+                self._pass(passed, deltas)
+                return
             found = [(self._buffer.find(tag.text), tag) for tag in tags if tag.text in self._buffer]
             if found:
                 start, tag = min(found, key=lambda item: item[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from asyncio import get_running_loop
 from collections.abc import AsyncGenerator
 from typing import Final
 
@@ -27,7 +28,7 @@ class FleetCall:
         self.failovers = 0
         self.part_rid: str | None = None
         """Its name on its worker while it is on one."""
-        self.ticket = Ticket(origin, anyio.current_time(), self.wake)
+        self.ticket = Ticket(origin, get_running_loop().time(), self.wake)
         self._rid = rid
         self._parts = 0
         self._woken: anyio.Event | None = None
@@ -84,7 +85,7 @@ class FleetCall:
         finally:
             self._waiting = None
             self._taken_back(task)  # the wait may have ended by something else at the same time
-        self._heard_at = asyncio.get_running_loop().time()
+        self._heard_at = get_running_loop().time()
         return chunk
 
     def _taken_back(self, task: asyncio.Task[object]) -> bool:

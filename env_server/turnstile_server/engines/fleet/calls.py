@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import math
+from asyncio import get_running_loop
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -112,7 +113,7 @@ class FleetCalls:
         ``workers.max_waiting`` calls wait, and EngineUnavailable when no worker has served for
         ``workers.no_worker_s``."""
         self._refuse_unloaded(sampling.adapter)
-        if len(self._queue) >= self._settings.max_waiting:
+        if len(self._queue.waiting) >= self._settings.max_waiting:
             raise TooManyCalls(
                 f"{len(self._queue)} model calls wait for the engine (workers.max_waiting)", retry_after_s=1.0
             )
@@ -123,17 +124,19 @@ class FleetCalls:
             while True:
                 worker = await self._place(call)
                 if not joined.count:
-                    joined.queue_s += anyio.current_time() - call.ticket.queued_at
+                    joined.queue_s += get_running_loop().time() - call.ticket.queued_at
                 if worker is None:  # aborted while it waited
                     yield joined.hand_out(joined.ended("abort"))
                     return
                 part = self._part(call, worker, joined, stream=stream)
-                async with aclosing(part):
+                try:
                     async for chunk in part:
                         self.counts.given_up_tokens += chunk.given_up
                         yield chunk
                         if chunk.finish is not None:
                             return
+                finally:
+                    await part.aclose()
         finally:
             self._queue.remove(call.ticket)
             self._leave(call)
@@ -257,7 +260,7 @@ class FleetCalls:
         worker = self._roster.get(worker_id)
         if worker is not None:
             worker.end()
-            worker.window.end(call.ticket.origin.episode_id, anyio.current_time())
+            worker.window.end(call.ticket.origin.episode_id, get_running_loop().time())
         self.dispatch()
 
     # Waiting
@@ -265,7 +268,7 @@ class FleetCalls:
     async def _place(self, call: FleetCall) -> Worker | None:
         """Waits until the call may go to a worker; None where it was aborted."""
         ticket = call.ticket
-        ticket.queued_at = anyio.current_time()
+        ticket.queued_at = get_running_loop().time()
         self._queue.add(ticket)
         self._look_at = min(self._look_at, self._move_at(ticket))
         self.dispatch(ticket)
@@ -290,7 +293,7 @@ class FleetCalls:
             return float("inf")
         if self._roster.hopeless:
             return 0.0
-        return since + self._settings.no_worker_s - anyio.current_time()
+        return since + self._settings.no_worker_s - get_running_loop().time()
 
     def roster_changed(self) -> None:
         """Waiting calls may go on; where no worker serves any more they note since when. Calls of a worker that
@@ -307,14 +310,14 @@ class FleetCalls:
     def dispatch(self, new: Ticket | None = None) -> None:
         """Gives waiting calls to workers that have room, in the order of the queue. ``new``: the call that just
         came; the others are not looked at then, unless one may go to another worker since it was looked at."""
-        if not self._queue or self._roster.held:
+        if not self._queue.waiting or self._roster.held:
             return
         serving = {worker.worker_id: worker for worker in self._roster.serving}
         room = {name: worker.room for name, worker in serving.items() if worker.room > 0}
         if not room:
             return
         calls = {name: worker.calls for name, worker in serving.items()}
-        now = anyio.current_time()
+        now = get_running_loop().time()
         if new is None or now >= self._look_at:
             tickets = self._queue.in_order(now)
             self._look_at = min((at for at in map(self._move_at, tickets) if at > now), default=math.inf)

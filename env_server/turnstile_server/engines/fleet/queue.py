@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from turnstile_server.engines.protocol import CallOrigin
 
@@ -29,11 +29,11 @@ class Ticket:
     """When it began to wait this time."""
     worker: str | None = None
     """The worker that it is on; None while it waits."""
+    group: str = field(init=False)
+    """Calls without a group count by their episode."""
 
-    @property
-    def group(self) -> str:
-        """Calls without a group count by their episode."""
-        return self.origin.group or self.origin.episode_id
+    def __post_init__(self) -> None:
+        self.group = self.origin.group or self.origin.episode_id
 
 
 class CallQueue:
@@ -41,23 +41,23 @@ class CallQueue:
 
     def __init__(self, starving_s: float) -> None:
         self._starving_s = starving_s
-        self._waiting: dict[Ticket, None] = {}
+        self.waiting: dict[Ticket, None] = {}
         self._running: Counter[str] = Counter()
 
     def __len__(self) -> int:
         """Waiting calls."""
-        return len(self._waiting)
+        return len(self.waiting)
 
     def add(self, ticket: Ticket) -> None:
-        self._waiting[ticket] = None
+        self.waiting[ticket] = None
 
     def remove(self, ticket: Ticket) -> None:
         """The call no longer waits; no-op for one that did not."""
-        self._waiting.pop(ticket, None)
+        self.waiting.pop(ticket, None)
 
     def admit(self, ticket: Ticket, worker: str) -> None:
         """Takes the call out of the queue: it goes to ``worker``."""
-        del self._waiting[ticket]
+        del self.waiting[ticket]
         self._running[ticket.group] += 1
         ticket.worker = worker
         ticket.admitted()
@@ -78,4 +78,4 @@ class CallQueue:
             fair = self._running[ticket.group]
             return (not starving, -origin.priority, fair, origin.group_since, ticket.since)
 
-        return sorted(self._waiting, key=rank)
+        return sorted(self.waiting, key=rank)

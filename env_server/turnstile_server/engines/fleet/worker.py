@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from asyncio import get_running_loop
 from dataclasses import dataclass, field
 
 import anyio
@@ -69,12 +70,12 @@ class Worker:
     @property
     def room(self) -> int:
         """Calls that it can be given now."""
-        return self.limit.value - self.calls if self.serving else 0
+        return self.limit.value - self.calls if self.status == "serving" else 0
 
     def begin(self) -> None:
         """A call is given to it."""
         if self.calls == 0:
-            self.busy_since = anyio.current_time()
+            self.busy_since = get_running_loop().time()
         self.calls += 1
 
     def end(self) -> None:
