@@ -58,7 +58,7 @@ from sglang_server import sglang_process  # noqa: E402 - the tests' way to start
 
 FULL = Plan(lengths=(1_000, 8_000, 32_000, 128_000), rounds=12, chains=10, slice_s=0.3, episodes=4)
 QUICK = Plan(lengths=(1_000, 4_000), rounds=2, chains=2, slice_s=0.2, episodes=2)
-FULL_MEMORY = MemoryPlan(TRACE_TOKENS, 5, OPEN_TOKENS, OPEN_EPISODES, rest_s=30.0)
+FULL_MEMORY = MemoryPlan(TRACE_TOKENS, 5, OPEN_TOKENS, OPEN_EPISODES, rest_s=60.0)
 QUICK_MEMORY = MemoryPlan(4_000, 2, 2_000, 8, rest_s=0.5)
 REFERENCE = ReferencePlan(firsts=(1_000, 8_000), rounds=6, turns=10, sampled=16)
 QUICK_REFERENCE = ReferencePlan(firsts=(500,), rounds=2, turns=3, sampled=8)

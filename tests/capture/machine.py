@@ -31,6 +31,7 @@ from turnstile_server.capture import (
     export_samples,
 )
 from turnstile_server.capture.keys import request_key, tools_key
+from turnstile_server.capture.packed_parts import Packing
 
 SEEN: Counter[str] = Counter()
 
@@ -215,7 +216,7 @@ def harmless_for(conversation: Conversation, how: str) -> str:
 class CaptureMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.tree = TokenTree(VolatileText([VOLATILE]))
+        self.tree = TokenTree(VolatileText([VOLATILE]), Packing(block_turns=2, open_blocks=1))
         self.oracle = Oracle()
         self.conversations: list[Conversation] = []
         self.flights: list[Call] = []
@@ -450,7 +451,7 @@ class CaptureMachine(RuleBasedStateMachine):
             return (EarlierCall.IN_FLIGHT if flight.connected else EarlierCall.IN_FLIGHT_GONE), flight
         whole = [k for k in self.oracle.turns if k.turn.request_key == request and k.turn.finish_reason != "abort"]
         found = self.tree.identical(request)
-        assert (found.turn if found else None) is (whole[-1].turn if whole else None)
+        assert (found.turn_id if found else None) == (whole[-1].turn.turn_id if whole else None)
         if not whole:
             return EarlierCall.NONE, None
         delivered = whole[-1].delivery == "written"
@@ -460,6 +461,8 @@ class CaptureMachine(RuleBasedStateMachine):
     def rest(self) -> None:
         """No call comes for a while."""
         self.tree.cool()
+        while self.tree.pack():
+            self.saw("pack")
 
     @precondition(lambda self: self.flights)
     @rule(number=index)

@@ -49,7 +49,7 @@ def test_capture_agrees_with_the_oracle_and_every_interesting_case_occurs() -> N
     }
     wanted |= {"match:tie", "match:branch", "match:continuation", "match:continues_interrupted"}
     wanted |= {"commit:out_of_order", "commit:end_of_turn_only", "commit:interrupted", "tools:reordered"}
-    wanted |= {"tick", "tock"}
+    wanted |= {"tick", "tock", "pack"}
     missing = sorted(wanted - set(SEEN))
     assert missing == []
 

@@ -29,8 +29,8 @@ def break_entry(tree: Turns, node: Node) -> BreakEntry:
     broken = node.turn.break_
     assert broken is not None
     entry = BreakEntry(
-        turn_id=node.turn.turn_id,
-        seq=node.turn.seq,
+        turn_id=node.turn_id,
+        seq=node.seq,
         reason=broken.reason,
         at=broken.at,
         continues=broken.continues,
@@ -45,9 +45,9 @@ def break_entry(tree: Turns, node: Node) -> BreakEntry:
         stored = path_groups(repeated)
         found = _Place(repeated, stored[at].message if at < len(stored) else None)
     else:
-        found = _known_place(tree.roots, [item.message for item in call], at + truncated, node.turn.seq)
+        found = _known_place(tree.roots, [item.message for item in call], at + truncated, node.seq)
     incoming = None if truncated else call[at].message
-    known_turn_id = None if found.node is None else found.node.turn.turn_id
+    known_turn_id = None if found.node is None else found.node.turn_id
     return entry.model_copy(update={"known_turn_id": known_turn_id, "known": found.message, "incoming": incoming})
 
 
@@ -92,7 +92,7 @@ def _known_place(roots: Sequence[Node], call: Sequence[Message], at: int, before
     """The stored message at group ``at`` of the path, of turns with a ``seq`` below ``before``, that agrees with
     the call for longest; of several the one that differs there, then the latest."""
     best: tuple[tuple[int, int, bool, int], _Place] | None = None
-    pending = [(root, 0, 0) for root in roots if root.turn.seq < before]
+    pending = [(root, 0, 0) for root in roots if root.seq < before]
     looked = 0
     while pending and looked <= COMPARED_GROUPS:
         node, start, strange = pending.pop()
@@ -101,12 +101,12 @@ def _known_place(roots: Sequence[Node], call: Sequence[Message], at: int, before
         differs = here.message is not None and (
             at >= len(call) or compare_foreign(here.message, call[at]).edited is not None
         )
-        rank = (here.agrees, -here.strange, differs, node.turn.seq)
+        rank = (here.agrees, -here.strange, differs, node.seq)
         if best is None or rank > best[0]:
             best = rank, _Place(node, here.message)
         for child in node.children:
             begins = start + len(node.groups) - child.merged_with_parent
-            if child.turn.seq < before and begins <= min(here.agrees, at):
+            if child.seq < before and begins <= min(here.agrees, at):
                 pending.append((child, begins, here.strange))
     return _Place(None, None) if best is None else best[1]
 

@@ -69,7 +69,7 @@ def explain_break(
     repeated = _repeated_dialogue(groups, schemas, tools_key, by_dialogue)
     if repeated is not None:
         index, path = _first_difference(path_groups(repeated), groups)
-        continues = repeated.turn.turn_id
+        continues = repeated.turn_id
         return Break(reason=BreakReason.SYSTEM_CHANGED, at=_at(groups, index, path), continues=continues)
     return Break(reason=BreakReason.NEW_CONVERSATION, at=at)
 
@@ -180,27 +180,33 @@ def _repeated_dialogue(
 
 def _repeats(node: Node, dialogue: Sequence[MessageGroup], schemas: Schemas) -> bool:
     """True when ``dialogue`` is the node's path without system text, within the tolerance that replies have."""
-    own = {id(step.groups[-1]) for step in node.path()}
-    stored = [item for item in path_groups(node) if item.message.role not in SYSTEM_ROLES]
+    stored = [(item, own) for item, own in _own_replies(node) if item.message.role not in SYSTEM_ROLES]
     return len(stored) == len(dialogue) and all(
         (
             compare_reply(ours.message, theirs.message, schemas)
-            if id(ours) in own
+            if own
             else compare_foreign(ours.message, theirs.message)
         ).edited
         is None
-        for ours, theirs in zip(stored, dialogue, strict=True)
+        for (ours, own), theirs in zip(stored, dialogue, strict=True)
     )
 
 
 def path_groups(node: Node) -> list[MessageGroup]:
     """The groups of the path to a node. A merged child repeats its parent's last group."""
-    groups: list[MessageGroup] = []
+    return [item for item, _ in _own_replies(node)]
+
+
+def _own_replies(node: Node) -> list[tuple[MessageGroup, bool]]:
+    """The same, each with whether it is a reply of the model."""
+    found: list[tuple[MessageGroup, bool]] = []
     for step in node.path():
         if step.merged_with_parent:
-            groups.pop()
-        groups += step.groups
-    return groups
+            found.pop()
+        groups = step.groups
+        found += ((item, False) for item in groups[:-1])
+        found.append((groups[-1], True))
+    return found
 
 
 def _first_difference(stored: Sequence[MessageGroup], groups: Sequence[MessageGroup]) -> tuple[int, str]:

@@ -80,23 +80,21 @@ def select(tree: Turns, *, include_untrained: bool = False) -> Selection:
     owner = _owners(tree, reasons)
     exported = set(owner.values())
     leaves = tuple(
-        leaf
-        for leaf in tree.leaves()
-        if not leaf.inherited and (include_untrained or leaf.turn.turn_id in exported)
+        leaf for leaf in tree.leaves() if not leaf.inherited and (include_untrained or leaf.turn_id in exported)
     )
     of_leaf: dict[str, Origin] = {}
     for leaf in leaves:
-        origin = of_root[leaf.path()[0].turn.turn_id]
-        retried = reasons.get(leaf.turn.turn_id) == SUPERSEDED
-        of_leaf[leaf.turn.turn_id] = Origin("retry", origin.cause) if retried else origin
+        origin = of_root[leaf.path()[0].turn_id]
+        retried = reasons.get(leaf.turn_id) == SUPERSEDED
+        of_leaf[leaf.turn_id] = Origin("retry", origin.cause) if retried else origin
     return Selection(leaves, owner, of_leaf, _untrained(tree, reasons))
 
 
 def _untrained(tree: Turns, reasons: Mapping[str, str]) -> tuple[Untrained, ...]:
     return tuple(
-        Untrained(turn_id=node.turn.turn_id, tokens=len(node.turn.completion_ids), reason=reason)
+        Untrained(turn_id=node.turn_id, tokens=node.sampled_count, reason=reason)
         for node in tree
-        if (reason := reasons.get(node.turn.turn_id)) is not None
+        if (reason := reasons.get(node.turn_id)) is not None
     )
 
 
@@ -107,25 +105,25 @@ def _owners(tree: Turns, reasons: dict[str, str]) -> dict[str, str]:
     owner: dict[str, str] = {}
 
     def rank(leaf: Node) -> tuple[bool, bool]:
-        reason = reasons.get(leaf.turn.turn_id)
+        reason = reasons.get(leaf.turn_id)
         return (reason == SUPERSEDED, reason is not None)
 
     leaves = sorted(tree.leaves(), key=rank)
     for leaf in leaves:
         node: Node | None = leaf
         while node is not None:
-            turn_id = node.turn.turn_id
+            turn_id = node.turn_id
             if turn_id in owner:
                 break  # every ancestor has an owner already, or a reason
             if turn_id not in reasons and not node.inherited:
-                owner[turn_id] = leaf.turn.turn_id
+                owner[turn_id] = leaf.turn_id
             node = node.parent
     return owner
 
 
 def sample_id(leaf: Node) -> str:
     """The id of the row that ends with this turn."""
-    return f"smp_{leaf.turn.turn_id.removeprefix('turn_')}"
+    return f"smp_{leaf.turn_id.removeprefix('turn_')}"
 
 
 def _sample(leaf: Node, chosen: Selection, facts: EpisodeFacts) -> Sample:
@@ -140,7 +138,7 @@ def _sample(leaf: Node, chosen: Selection, facts: EpisodeFacts) -> Sample:
         turn = node.turn
         start = position + len(turn.context_ids)
         end = start + len(turn.completion_ids)
-        trained = chosen.owner.get(turn.turn_id) == leaf.turn.turn_id
+        trained = chosen.owner.get(turn.turn_id) == leaf.turn_id
         if trained:
             mask[start:end] = 1
             logprobs[start:end] = turn.logprobs
@@ -157,8 +155,8 @@ def _sample(leaf: Node, chosen: Selection, facts: EpisodeFacts) -> Sample:
         weight_version_names=tuple(names),
         routed_experts=join_experts((node.token_count, node.turn.routed_experts) for node in leaf.path()),
         turn_spans=tuple(spans),
-        kind=chosen.origins[leaf.turn.turn_id].kind,
-        caused_by=chosen.origins[leaf.turn.turn_id].cause,
+        kind=chosen.origins[leaf.turn_id].kind,
+        caused_by=chosen.origins[leaf.turn_id].cause,
         episode_id=facts.episode_id,
         group_id=facts.group_id,
         rollout_id=facts.rollout_id,
@@ -172,7 +170,7 @@ def _sample(leaf: Node, chosen: Selection, facts: EpisodeFacts) -> Sample:
 
 
 def _turn_rewards(nodes: Iterable[Node], facts: EpisodeFacts) -> tuple[float | None, ...]:
-    return turn_rewards_of(facts.turn_rewards.get(node.turn.turn_id) for node in nodes)
+    return turn_rewards_of(facts.turn_rewards.get(node.turn_id) for node in nodes)
 
 
 def sample_status(leaf: Node, episode: EpisodeStatus) -> SampleStatus:
@@ -193,12 +191,12 @@ def export_forest(tree: Turns, facts: EpisodeFacts, *, include_untrained: bool =
     ``export_forest(…).to_samples() == export_samples(…)``, for the same arguments.
     """
     chosen = select(tree, include_untrained=include_untrained)
-    on_rows = {node.turn.turn_id for leaf in chosen.leaves for node in leaf.path()}
-    nodes = [node for node in tree if node.turn.turn_id in on_rows]
-    place = {node.turn.turn_id: index for index, node in enumerate(nodes)}
-    row_of = {leaf.turn.turn_id: index for index, leaf in enumerate(chosen.leaves)}
+    on_rows = {node.turn_id for leaf in chosen.leaves for node in leaf.path()}
+    nodes = [node for node in tree if node.turn_id in on_rows]
+    place = {node.turn_id: index for index, node in enumerate(nodes)}
+    row_of = {leaf.turn_id: index for index, leaf in enumerate(chosen.leaves)}
     contexts = np.array([len(node.turn.context_ids) for node in nodes], np.int32)
-    completions = np.array([len(node.turn.completion_ids) for node in nodes], np.int32)
+    completions = np.array([node.sampled_count for node in nodes], np.int32)
     offsets = np.concatenate([[0], np.cumsum(contexts + completions)]).astype(np.int32)
     input_ids = np.zeros(offsets[-1], np.int32)
     loss_mask = np.zeros(offsets[-1], np.uint8)
@@ -226,7 +224,7 @@ def export_forest(tree: Turns, facts: EpisodeFacts, *, include_untrained: bool =
         weight_version=versions,
         routed_experts=rows,
         routed_offsets=row_offsets,
-        parents=np.array([place[n.parent.turn.turn_id] if n.parent is not None else -1 for n in nodes], np.int32),
+        parents=np.array([place[n.parent.turn_id] if n.parent is not None else -1 for n in nodes], np.int32),
         offsets=offsets,
         completion_starts=offsets[:-1] + contexts,
         trained_in=trained_in,
@@ -235,9 +233,9 @@ def export_forest(tree: Turns, facts: EpisodeFacts, *, include_untrained: bool =
         rows=tuple(
             ForestRow(
                 sample_id=sample_id(leaf),
-                node=place[leaf.turn.turn_id],
-                kind=chosen.origins[leaf.turn.turn_id].kind,
-                caused_by=chosen.origins[leaf.turn.turn_id].cause,
+                node=place[leaf.turn_id],
+                kind=chosen.origins[leaf.turn_id].kind,
+                caused_by=chosen.origins[leaf.turn_id].cause,
                 finish_reason=leaf.turn.finish_reason,
                 status=sample_status(leaf, facts.status),
             )

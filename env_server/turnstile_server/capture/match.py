@@ -110,7 +110,7 @@ def find_parent(
     if known is not None:
         key, start = known.node.end.full, len(known.groups)
         ends.append((start - 1, key))
-        checked[known.node.turn.turn_id, True] = known.echo
+        checked[known.node.turn_id, True] = known.echo
     for index, item in enumerate(groups[start:], start):
         key = chain(key, item.message)
         if item.message.role == "assistant" and key in by_end:
@@ -134,15 +134,15 @@ def _verify_path(
     unchecked: list[tuple[Node, bool]] = []
     at: Node | None = node
     whole = True
-    while at is not None and (at.turn.turn_id, whole) not in checked:
+    while at is not None and (at.turn_id, whole) not in checked:
         unchecked.append((at, whole))
         whole = not at.merged_with_parent
         at = at.parent
-    echo = EchoMatch(SAME, 0, 0) if at is None else checked[at.turn.turn_id, whole]
+    echo = EchoMatch(SAME, 0, 0) if at is None else checked[at.turn_id, whole]
     for item, to_its_end in reversed(unchecked):
         if echo is not None:
             echo = _verify_node(item, groups, schemas, echo, whole=to_its_end)
-        checked[item.turn.turn_id, to_its_end] = echo
+        checked[item.turn_id, to_its_end] = echo
     return echo
 
 
@@ -182,4 +182,4 @@ def _preference(node: Node, echo: EchoMatch, echoed: Message) -> tuple[int, ...]
     """Sort key among candidates. The last reply decides. Where it is the same for all (a plain "ok" of two
     parallel sub-agents), the replies before it decide, then the delivery."""
     last = (_same_ids(node, echoed), _same_reasoning(echo.last))
-    return (*last, echo.ids, echo.reasonings, node.delivery == "written", node.turn.seq)
+    return (*last, echo.ids, echo.reasonings, node.delivery == "written", node.seq)

@@ -7,13 +7,13 @@ sampled (invariant 1). A node keeps only its own part of that sum; ``Node.tokens
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 
 from turnstile.models import Int32Array, Turn, WeightSpan
 from turnstile_server.capture.keys import MessageGroup, PathKeys
+from turnstile_server.capture.packed_parts import NodeParts, OpenBlocks, PackedParts
 from turnstile_server.capture.path_buffer import PathBuffer
 
 DeliveryState = Literal["pending", "written", "lost"]
@@ -24,68 +24,130 @@ def sampled_spans(turn: Turn) -> tuple[WeightSpan, ...]:
     return () if turn.sampling.given else turn.weight_spans
 
 
-@dataclass(slots=True, eq=False)
 class Node:
     """A turn in its place. Four things change later: the tree adds ``children`` and sets ``repeated``,
-    ``record_delivery`` records what became of the reply, and ``commit_s`` is told once it is known."""
+    ``record_delivery`` records what became of the reply, and ``commit_s`` is told once it is known.
 
-    turn: Turn
-    parent: Node | None
-    groups: tuple[MessageGroup, ...]
-    """New messages and the reply, grouped, without volatile text. The last group holds the reply, and any
-    assistant message that the agent put directly before it."""
-    merged_with_parent: bool
-    """The call ended with the parent's own reply, so both replies come back merged into one message. ``groups``
-    begins with the parent's last group; the path does not hold that group twice."""
-    head: PathKeys
-    """Keys of the path without its last group."""
-    end: PathKeys
-    """Keys of the whole path."""
-    token_count: int
-    group_count: int
-    """Groups from the root to the end of this turn."""
-    depth: int
-    children: list[Node] = field(default_factory=list)
-    inherited: bool = False
-    """A turn of the episode that this one was forked from: its tokens are context here, and counted there."""
-    delivery: DeliveryState = "pending"
-    commit_s: float | None = None
-    """How long it took to make the turn durable; None: not known."""
-    repeated: bool = False
-    """A call that is no child holds this path with its reply: it renders the conversation again."""
-    _path: tuple[Int32Array, PathBuffer] | None = field(default=None, repr=False)
-    """The result of ``tokens`` and where it lies, cached by the node of a path that was asked last."""
-    thinking_above: bool = field(default=False, init=False)
-    """A reply above it has reasoning."""
+    The turn of an episode that rests may be packed. It is opened for whoever asks for it, each time as an object
+    that equals the others and may be another one.
+    """
 
-    def __post_init__(self) -> None:
-        above = self.parent
-        self.thinking_above = above is not None and (above.thinking_above or bool(above.turn.reply.reasoning))
+    __slots__ = (
+        "_open_blocks",
+        "_packed",
+        "_parts",
+        "_path",
+        "children",
+        "commit_s",
+        "delivery",
+        "depth",
+        "end",
+        "group_count",
+        "inherited",
+        "merged_with_parent",
+        "parent",
+        "repeated",
+        "sampled_count",
+        "seq",
+        "thinking_above",
+        "token_count",
+        "turn_id",
+    )
+
+    def __init__(
+        self,
+        parts: NodeParts,
+        parent: Node | None,
+        end: PathKeys,
+        *,
+        merged_with_parent: bool,
+        token_count: int,
+        group_count: int,
+        inherited: bool = False,
+    ) -> None:
+        """``merged_with_parent``: the call ended with the parent's own reply, so both replies come back merged
+        into one message. ``groups`` begins with the parent's last group; the path does not hold that group twice.
+        ``end``: keys of the whole path. ``group_count``: groups from the root to the end of this turn.
+        ``inherited``: a turn of the episode that this one was forked from: its tokens are context here, and
+        counted there."""
+        turn = parts.turn
+        self._parts: NodeParts | None = parts
+        self._packed: tuple[PackedParts, int] | None = None
+        self._open_blocks: OpenBlocks | None = None
+        """The last two are set together, before ``_parts`` is None."""
+        self.turn_id = turn.turn_id
+        self.seq = turn.seq
+        self.sampled_count = len(turn.completion_ids)
+        self.parent = parent
+        self.merged_with_parent = merged_with_parent
+        self.end = end
+        self.token_count = token_count
+        self.group_count = group_count
+        self.depth: int = parent.depth + 1 if parent is not None else 0
+        self.children: list[Node] = []
+        self.inherited = inherited
+        self.delivery: DeliveryState = "pending"
+        self.commit_s: float | None = None
+        """How long it took to make the turn durable; None: not known."""
+        self.repeated = False
+        """A call that is no child holds this path with its reply: it renders the conversation again."""
+        self._path: tuple[Int32Array, PathBuffer] | None = None
+        """The result of ``tokens`` and where it lies, cached by the node of a path that was asked last."""
+        self.thinking_above: bool = parent is not None and (
+            parent.thinking_above or bool(parent.turn.reply.reasoning)
+        )
+        """A reply above it has reasoning."""
+
+    def __repr__(self) -> str:
+        return f"Node({self.turn_id})"
+
+    @property
+    def parts(self) -> NodeParts:
+        """Its turn, and what was made of it."""
+        parts = self._parts  # read once: a thread may look while the loop packs it
+        if parts is not None:
+            return parts
+        packed, blocks = self._packed, self._open_blocks
+        assert packed is not None
+        assert blocks is not None
+        return blocks.parts(packed[0])[packed[1]]
+
+    @property
+    def turn(self) -> Turn:
+        parts = self._parts  # the rule, in one step
+        return parts.turn if parts is not None else self.parts.turn
+
+    @property
+    def groups(self) -> tuple[MessageGroup, ...]:
+        """New messages and the reply, grouped, without volatile text. The last group holds the reply, and any
+        assistant message that the agent put directly before it."""
+        parts = self._parts  # the rule, in one step
+        return parts.groups if parts is not None else self.parts.groups
+
+    @property
+    def head(self) -> PathKeys:
+        """Keys of the path without its last group."""
+        parts = self._parts  # the rule, in one step
+        return parts.head if parts is not None else self.parts.head
+
+    def pack(self, block: PackedParts, index: int, blocks: OpenBlocks) -> None:
+        """Its parts are those at ``index`` of ``block`` from now on, opened by ``blocks``."""
+        self._open_blocks = blocks
+        self._packed = block, index
+        self._parts = None
 
     def copied(self, parent: Node | None) -> Node:
         """The node as it is now, below ``parent`` and without children."""
-        return Node(
-            self.turn,
-            parent,
-            self.groups,
-            self.merged_with_parent,
-            self.head,
-            self.end,
-            self.token_count,
-            self.group_count,
-            self.depth,
-            [],
-            self.inherited,
-            self.delivery,
-            self.commit_s,
-            self.repeated,
-            self._path,
-        )
+        copied, parts = Node.__new__(Node), self._parts  # the parts first: where they are gone, the block is there
+        for name in Node.__slots__:
+            setattr(copied, name, getattr(self, name))
+        copied._parts, copied.parent, copied.children = parts, parent, []
+        return copied
 
     @property
     def prompt_count(self) -> int:
         """Tokens the engine was fed for this turn."""
-        return self.token_count - len(self.turn.completion_ids)
+        return self.token_count - self.sampled_count
 
     @property
     def merged_bytes(self) -> int:

@@ -33,9 +33,9 @@ def origins(roots: Iterable[Node], nodes: Iterable[Node]) -> dict[str, Origin]:
     # has an agent of its own, which begins anew.
     mains: dict[int, Node] = {}
     for root in roots:
-        if root.turn.turn_id not in auxiliary:
+        if root.turn_id not in auxiliary:
             mains.setdefault(root.turn.step, root)
-    known = {node.turn.turn_id: node for node in nodes} if len(roots) > 1 else {}
+    known = {node.turn_id: node for node in nodes} if len(roots) > 1 else {}
     causes = Causes((node.turn for node in known.values()), auxiliary)
     beginnings = _Beginnings()
     found: dict[str, Origin] = {}
@@ -46,7 +46,7 @@ def origins(roots: Iterable[Node], nodes: Iterable[Node]) -> dict[str, Origin]:
         elif _of_its_own(turn):
             found[turn.turn_id] = _origin(root, main, causes.of(turn), turn.turn_id in auxiliary)
         elif (repeated := known.get(_continues(turn))) is not None:
-            conversation = found.get(repeated.path()[0].turn.turn_id)
+            conversation = found.get(repeated.path()[0].turn_id)
             if conversation is None or _other_thread(turn, repeated.turn):
                 # The agent's headers call it another conversation (or the clock went back between the calls).
                 conversation = _origin(root, main, causes.of(turn), auxiliary=False)
@@ -54,13 +54,13 @@ def origins(roots: Iterable[Node], nodes: Iterable[Node]) -> dict[str, Origin]:
         elif (cause := causes.summary_asked_otherwise(turn)) is not None:
             found[turn.turn_id] = Origin("compaction", cause)
         else:
-            found[turn.turn_id] = found[beginnings.nearest(root).turn.turn_id]
+            found[turn.turn_id] = found[beginnings.nearest(root).turn_id]
         beginnings.add(root, main=root is main)
     summaries = {origin.cause.turn_id for origin in found.values() if origin.cause and origin.kind == "compaction"}
     for root in roots:
-        if root is not mains.get(root.turn.step) and root.turn.turn_id in summaries:
+        if root is not mains.get(root.turn.step) and root.turn_id in summaries:
             # The call was made for the compaction that quotes it, so it is no auxiliary call.
-            found[root.turn.turn_id] = Origin("compaction", found[root.turn.turn_id].cause)
+            found[root.turn_id] = Origin("compaction", found[root.turn_id].cause)
     return found
 
 
@@ -85,10 +85,10 @@ def _side_calls(roots: Sequence[Node]) -> set[str]:
     probes = sum(_one_token(root.turn) for root in roots)
     continued = {_continues(root.turn) for root in roots}
     return {
-        root.turn.turn_id
+        root.turn_id
         for root in roots
         if not root.children
-        and root.turn.turn_id not in continued
+        and root.turn_id not in continued
         and _of_its_own(root.turn)
         and (probes < len(roots) if _one_token(root.turn) else with_tools and not _offers_tools(root.turn))
     }

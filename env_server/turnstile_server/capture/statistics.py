@@ -49,7 +49,7 @@ def delivery_reason(node: Node, quoted: Collection[str]) -> str | None:
     ``quoted``: ids of the turns that a later conversation quotes. What the agent did next is then no consequence
     of the completion, so that the episode's reward says nothing about it.
     """
-    if node.received or node.turn.turn_id in quoted:
+    if node.received or node.turn_id in quoted:
         return None
     return UNDELIVERED if node.delivery == "lost" else DELIVERY_UNKNOWN
 
@@ -68,7 +68,7 @@ def untrained_reasons(nodes: Iterable[Node], of_root: Mapping[str, Origin]) -> d
     turn's own, the turn's own over that of its delivery, and that over ``auxiliary``.
     """
     nodes = [node for node in nodes if not node.inherited]
-    own = {node.turn.turn_id for node in nodes}
+    own = {node.turn_id for node in nodes}
     auxiliary = (turn_id for turn_id, root in of_root.items() if root.kind == AUXILIARY and turn_id in own)
     reasons: dict[str, str] = dict.fromkeys(auxiliary, AUXILIARY)
     quoted = quoted_turns(of_root)
@@ -77,14 +77,14 @@ def untrained_reasons(nodes: Iterable[Node], of_root: Mapping[str, Origin]) -> d
         siblings.setdefault(node.turn.request_key, []).append(node)
         reason = own_reason(node.turn) or delivery_reason(node, quoted)
         if reason is not None:
-            reasons[node.turn.turn_id] = reason
+            reasons[node.turn_id] = reason
     for same_request in siblings.values():
         followed = False
         for node in reversed(same_request):
             if node.children:
                 followed = True
             elif followed:
-                reasons[node.turn.turn_id] = SUPERSEDED
+                reasons[node.turn_id] = SUPERSEDED
     return reasons
 
 
@@ -106,7 +106,7 @@ def statistics(
             continue
         turns += 1
         roots += node.parent is None
-        sampled += len(node.turn.completion_ids)
+        sampled += node.sampled_count
         rerendered += node.turn.rerendered_tokens
         cosmetic.update(node.turn.echo)
         versions.update(tokens_by_version(node.turn))
@@ -135,6 +135,11 @@ class _SameRequest:
     followed: int = -1
     """``seq`` of the latest turn that has a child."""
 
+    @classmethod
+    def of(cls, node: Node) -> _SameRequest:
+        """One turn alone."""
+        return cls([node], node.seq if node.children else -1)
+
 
 class RunningStatistics:
     """The figures of ``statistics``, kept turn by turn.
@@ -155,7 +160,8 @@ class RunningStatistics:
         are wanted; a turn that is received stays so."""
         self._quoted: set[str] | None = None
         """``quoted_turns``; None: to be asked anew."""
-        self._requests: dict[str, _SameRequest] = {}
+        self._requests: dict[str, Node | _SameRequest] = {}
+        """A turn by itself where no other is of its request, as is the rule."""
         self._superseded: set[str] = set()
         self._last_root: tuple[float, int] = (float("-inf"), -1)
         self._auxiliary: dict[str, int] = {}
@@ -181,10 +187,7 @@ class RunningStatistics:
         own = own_reason(turn)
         if own is not None:
             self._untrained[own] += len(turn.completion_ids)
-        request = self._requests.setdefault(turn.request_key, _SameRequest())
-        insort(request.nodes, node, key=_seq)
-        if turn.seq < request.followed:
-            self._set_superseded(node, True)
+        self._add_request(node, turn.request_key)
         if parent is None:
             self._roots += 1
             self._auxiliary_stale = True
@@ -198,7 +201,17 @@ class RunningStatistics:
         if own is None:
             self._unreceived[turn.turn_id] = node
         if parent is not None:
-            self._unreceived.pop(parent.turn.turn_id, None)
+            self._unreceived.pop(parent.turn_id, None)
+
+    def _add_request(self, node: Node, request_key: str) -> None:
+        request = self._requests.setdefault(request_key, node)
+        if request is node:
+            return
+        if isinstance(request, Node):
+            request = self._requests[request_key] = _SameRequest.of(request)
+        insort(request.nodes, node, key=_seq)
+        if node.seq < request.followed:
+            self._set_superseded(node, True)
 
     def figures(
         self, roots: Sequence[Node], nodes: Collection[Node], discarded: Mapping[str, int]
@@ -212,8 +225,8 @@ class RunningStatistics:
         untrained = Counter({reason: tokens for reason, tokens in self._untrained.items() if tokens})
         auxiliary = self._auxiliary_tokens
         for node, reason in self._undelivered(roots, nodes):
-            untrained[reason] += len(node.turn.completion_ids)
-            auxiliary -= self._auxiliary.get(node.turn.turn_id, 0)
+            untrained[reason] += node.sampled_count
+            auxiliary -= self._auxiliary.get(node.turn_id, 0)
         if auxiliary:
             untrained[AUXILIARY] = auxiliary
         return EpisodeStats(
@@ -236,7 +249,9 @@ class RunningStatistics:
             self._auxiliary_stale = True
         if parent.inherited:
             return
-        request, seq = self._requests[parent.turn.request_key], parent.turn.seq
+        request, seq = self._requests[parent.turn.request_key], parent.seq
+        if isinstance(request, Node):
+            return  # it has children by now, which says the same
         if seq < request.followed:
             self._set_superseded(parent, False)
             return
@@ -247,26 +262,26 @@ class RunningStatistics:
         request.followed = seq
 
     def _set_superseded(self, node: Node, superseded: bool) -> None:
-        sign, tokens = (1 if superseded else -1), len(node.turn.completion_ids)
+        sign, tokens = (1 if superseded else -1), node.sampled_count
         own = own_reason(node.turn)
         if own is not None:
             self._untrained[own] -= sign * tokens
         self._untrained[SUPERSEDED] += sign * tokens
         if superseded:
-            self._superseded.add(node.turn.turn_id)
+            self._superseded.add(node.turn_id)
         else:
-            self._superseded.remove(node.turn.turn_id)
+            self._superseded.remove(node.turn_id)
         if node.parent is None:
             self._auxiliary_stale = True
 
     def _only_auxiliary(self, roots: Sequence[Node], nodes: Iterable[Node]) -> dict[str, int]:
         auxiliary = auxiliary_roots(roots, nodes)
         return {
-            root.turn.turn_id: len(root.turn.completion_ids)
+            root.turn_id: root.sampled_count
             for root in roots
-            if root.turn.turn_id in auxiliary
+            if root.turn_id in auxiliary
             and not root.inherited
-            and root.turn.turn_id not in self._superseded
+            and root.turn_id not in self._superseded
             and own_reason(root.turn) is None
         }
 
@@ -281,4 +296,4 @@ class RunningStatistics:
 
 
 def _seq(node: Node) -> int:
-    return node.turn.seq
+    return node.seq

@@ -33,7 +33,7 @@ class Training:
     @classmethod
     def of(cls, tree: Turns) -> Training:
         chosen = select(tree)
-        samples = {leaf.turn.turn_id: sample_id(leaf) for leaf in chosen.leaves}
+        samples = {leaf.turn_id: sample_id(leaf) for leaf in chosen.leaves}
         return cls(
             {turn_id: samples[leaf_id] for turn_id, leaf_id in chosen.owner.items()},
             {entry.turn_id: entry.reason for entry in chosen.untrained},

@@ -17,6 +17,8 @@ from turnstile_server.capture.compare import Cosmetic
 from turnstile_server.capture.keys import SYSTEM_ROLES, Key, PathKeys, group, schemas_of
 from turnstile_server.capture.match import CallMatch, PathCache, find_parent
 from turnstile_server.capture.node import Node
+from turnstile_server.capture.node_index import NodeIndex
+from turnstile_server.capture.packed_parts import NodeParts, OpenBlocks, PackedParts, Packing
 from turnstile_server.capture.statistics import RunningStatistics
 from turnstile_server.capture.volatile import VolatileText
 
@@ -39,7 +41,7 @@ class Turns:
 
     def __iter__(self) -> Iterator[Node]:
         """All nodes in commit order."""
-        return iter(sorted(self._nodes.values(), key=lambda node: node.turn.seq))
+        return iter(sorted(self._nodes.values(), key=lambda node: node.seq))
 
     def __contains__(self, turn_id: str) -> bool:
         return turn_id in self._nodes
@@ -61,7 +63,7 @@ class Turns:
         copied = Turns()
         copied.inherited = self.inherited
         for turn_id, node in self._nodes.items():  # a parent is before its children
-            parent = copied._nodes[node.parent.turn.turn_id] if node.parent is not None else None
+            parent = copied._nodes[node.parent.turn_id] if node.parent is not None else None
             copied._nodes[turn_id] = own = node.copied(parent)
             (parent.children if parent is not None else copied.roots).append(own)
         return copied
@@ -70,12 +72,16 @@ class Turns:
 class TokenTree(Turns):
     """All turns of one episode, and the indexes that find a call's parent in time O(its messages)."""
 
-    def __init__(self, volatile: VolatileText | None = None) -> None:
+    def __init__(self, volatile: VolatileText | None = None, packing: Packing | None = None) -> None:
         super().__init__()
         self._volatile = volatile if volatile is not None else VolatileText()
-        self._by_end: dict[Key, list[Node]] = {}
-        self._by_dialogue: dict[Key, list[Node]] = {}
-        self._by_request: dict[str, list[Node]] = {}
+        self._packing = packing or Packing()
+        self._open_blocks = OpenBlocks(self._packing.open_blocks)
+        self._unpacked: deque[Node] = deque()
+        """In commit order, without those that are too large to be packed."""
+        self._by_end: NodeIndex[Key] = NodeIndex()
+        self._by_dialogue: NodeIndex[Key] = NodeIndex()
+        self._by_request: NodeIndex[str] = NodeIndex()
         self._paths: deque[PathCache] = deque(maxlen=CACHED_PATHS)
         self._statistics = RunningStatistics()
 
@@ -146,30 +152,52 @@ class TokenTree(Turns):
                 self._repeats(end)
         before = parent.token_count if parent is not None else 0
         node = Node(
-            turn=turn,
-            parent=parent,
-            groups=groups,
+            NodeParts(turn, groups, head),
+            parent,
+            end,
             merged_with_parent=merged,
-            head=head,
-            end=end,
             token_count=before + len(turn.context_ids) + len(turn.completion_ids),
             group_count=above + len(groups),
-            depth=parent.depth + 1 if parent is not None else 0,
             inherited=inherited,
         )
         self._nodes[turn.turn_id] = node
-        self._by_end.setdefault(end.full, []).append(node)
-        self._by_dialogue.setdefault(end.dialogue, []).append(node)
-        self._by_request.setdefault(turn.request_key, []).append(node)
-        (parent.children if parent is not None else self.roots).append(node)
+        self._unpacked.append(node)
+        self._by_end.add(end.full, node)
+        self._by_dialogue.add(end.dialogue, node)
+        self._by_request.add(turn.request_key, node)
+        siblings = parent.children if parent is not None else self.roots
+        if siblings or parent is None:
+            siblings.append(node)
+        else:
+            parent.children = [node]  # a list that is made at once has no room to spare: most turns have one child
         self._statistics.add(node)
         return node
 
     def cool(self) -> None:
         """Drops what is kept to make the next call cheaper. Nothing else depends on it."""
         self._paths.clear()
+        self._open_blocks.close()
         for node in self._nodes.values():
             node.cool()
+
+    def pack(self) -> bool:
+        """Compresses the oldest turns that are not, in some milliseconds. Returns whether there were enough for a
+        block: a call may go on from the latest ones, and few turns pack badly. Every node stays what it is."""
+        nodes: list[Node] = []
+        size = 0
+        while self._unpacked and len(nodes) < self._packing.block_turns and size < self._packing.block_bytes:
+            node = self._unpacked.popleft()
+            own = node.parts.size
+            if own <= self._packing.most_bytes:
+                nodes.append(node)
+                size += own
+        if len(nodes) < self._packing.block_turns and size < self._packing.block_bytes:
+            self._unpacked.extendleft(reversed(nodes))
+            return False
+        block = PackedParts([node.parts for node in nodes])
+        for index, node in enumerate(nodes):
+            node.pack(block, index, self._open_blocks)
+        return True
 
     def _repeats(self, keys: PathKeys) -> None:
         """A call that left the known paths holds a path with these keys: its agent has the reply that ends it. One

@@ -7,6 +7,7 @@ prompt of the episode had were checked then.
 from __future__ import annotations
 
 import asyncio
+from typing import Final
 
 import numpy as np
 
@@ -15,6 +16,9 @@ from turnstile_server.engines.call_checks import check_ids, check_input
 from turnstile_server.engines.prompt_json import PromptJson, ids_json
 from turnstile_server.errors import EngineRefused
 from turnstile_server.settings import EngineSettings
+
+LOOKS: Final = 4
+"""In the time after which an episode rests: at most a quarter of it later its prompts are dropped."""
 
 
 class EnginePrompts:
@@ -43,7 +47,7 @@ class EnginePrompts:
             self._json.drop(episode_id)
             raise
         if self._resting is None:
-            self._resting = loop.call_later(self._rest_s, self._rest)
+            self._resting = loop.call_later(self._rest_s / LOOKS, self._rest)
         return pieces
 
     def drop(self, episode_id: str) -> None:
@@ -58,4 +62,4 @@ class EnginePrompts:
     def _rest(self) -> None:
         loop = asyncio.get_running_loop()
         self._json.rest(loop.time() - self._rest_s)
-        self._resting = loop.call_later(self._rest_s, self._rest) if self._json.kept_bytes else None
+        self._resting = loop.call_later(self._rest_s / LOOKS, self._rest) if self._json.kept_bytes else None

@@ -84,7 +84,7 @@ class Auditor:
 
     def _checked(self, tree: Turns, facts: EpisodeFacts) -> tuple[InvariantCheck, ...]:
         exported = export_samples(tree, facts, include_untrained=True)
-        inherited = {node.turn.turn_id for node in tree if node.inherited}
+        inherited = {node.turn_id for node in tree if node.inherited}
         turns = [node.turn for node in tree]
         return check_invariants(turns, exported, self._engine.capabilities.vocab_size, inherited)
 

@@ -129,7 +129,7 @@ class Inspector:
 def _matches(episode_id: str, end: Node, matches: list[TokenMatch], *, more: bool) -> TokenMatches:
     return TokenMatches(
         episode_id=episode_id,
-        turn_id=end.turn.turn_id,
+        turn_id=end.turn_id,
         total=end.token_count,
         matches=tuple(matches),
         more=more,
@@ -138,9 +138,9 @@ def _matches(episode_id: str, end: Node, matches: list[TokenMatch], *, more: boo
 
 def _outlines(tree: Turns) -> TurnOutlines:
     reasons = Training.of(tree).reasons
-    own = {root.turn.turn_id for root in tree.roots if not root.inherited}
+    own = {root.turn_id for root in tree.roots if not root.inherited}
     return TurnOutlines(
-        turns=tuple(_outline(node, reasons.get(node.turn.turn_id)) for node in tree if not node.inherited),
+        turns=tuple(_outline(node, reasons.get(node.turn_id)) for node in tree if not node.inherited),
         roots=tuple(
             RootOutline(turn_id=turn_id, kind=origin.kind, caused_by=origin.cause)
             for turn_id, origin in origins(tree.roots, tree).items()

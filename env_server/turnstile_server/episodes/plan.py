@@ -32,6 +32,7 @@ from turnstile_server.episodes.fork_point import ForkPoint
 from turnstile_server.episodes.late_rewards import late_rewards_of
 from turnstile_server.errors import Conflict, NotFound, TurnstileError, Unprocessable
 from turnstile_server.gate.episode_limits import CallLimits, ConversationHeaders
+from turnstile_server.gate.resting import RestingTrees
 from turnstile_server.gate.session import EpisodeSession
 from turnstile_server.own_tools.resource_tools import ResourceTools
 from turnstile_server.sandboxes.protocol import Mount, SandboxSpec
@@ -274,10 +275,11 @@ def new_session(
     between_turns: Callable[[str], Awaitable[None]] | None = None,
     spans: SpanRecorder | None = None,
     trace: TraceContext | None = None,
+    resting: RestingTrees | None = None,
 ) -> EpisodeSession:
     """The gate's state of a new episode. ``on_exhausted``: called when its agent must be stopped. ``group_since``:
     when its group's first episode came, monotonic seconds. ``on_weights``, ``between_turns``,
-    ``spans`` and ``trace``: as ``EpisodeSession`` says."""
+    ``spans``, ``trace`` and ``resting``: as ``EpisodeSession`` says."""
     limits, agent = episode.limits, plan.agent
     assert limits.max_turns is not None
     assert limits.max_completion_tokens is not None
@@ -303,6 +305,7 @@ def new_session(
         spans,
         trace,
         gate.warm_s,
+        resting,
     )
     if plan.fork is not None:
         session.inherit(plan.fork.turns)

@@ -41,7 +41,7 @@ class ReplayReports:
     async def report(self, episode_id: str) -> ReplayReport:
         records = await self._recorded(episode_id)
         _, forest = await self._episodes.exported(episode_id)
-        seqs = {node.turn.turn_id: node.turn.seq for node in forest.tree.snapshot()}
+        seqs = {node.turn_id: node.seq for node in forest.tree.snapshot()}
         snapshots = {one.turn_id: one.snapshot_id for one in self._snapshots_of(episode_id)}
 
         def make() -> ReplayReport:

@@ -115,6 +115,7 @@ class EpisodeRun:
             between_turns=self._rests.after_turn if self._rests.wanted else None,
             spans=self.spans,
             trace=TraceContext.of(episode.episode_id, episode.traceparent, exported=settings.tracing.otlp),
+            resting=parts.pipeline.resting,
         )
         bound = None if episode.staleness is None else episode.staleness.bound
         self.staleness = EpisodeStaleness(bound, group, parts.versions, lambda: self.session.sampled_versions)

@@ -161,7 +161,7 @@ class Forest:
     @property
     def own_turn_ids(self) -> list[str]:
         """In commit order, without those that a fork began with, which are rewarded where they were sampled."""
-        return [node.turn.turn_id for node in self.tree if not node.inherited]
+        return [node.turn_id for node in self.tree if not node.inherited]
 
     @property
     def last_turn_at(self) -> float | None:

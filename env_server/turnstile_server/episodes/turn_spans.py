@@ -34,7 +34,7 @@ def report_of(
     created_at = episode.timings.created_at
     failed = {span.turn_id: span for span in reversed(recorded) if span.kind is SpanKind.MODEL}
     own = [node for node in nodes if not node.inherited]
-    turn_ids = {node.turn.turn_id for node in own}
+    turn_ids = {node.turn_id for node in own}
     spans = [
         span
         for span in _without_old_regrades(recorded, most_regrades)
@@ -43,7 +43,7 @@ def report_of(
         or (span.turn_id not in turn_ids and failed[span.turn_id] is span)
     ]
     for node in own:
-        spans += _turn_spans(node, created_at, failed.get(node.turn.turn_id))
+        spans += _turn_spans(node, created_at, failed.get(node.turn_id))
     for turn_id, began in in_flight:
         if turn_id not in turn_ids and turn_id not in failed:
             start_s = _since(began, created_at)

@@ -28,6 +28,10 @@ class Generations:
         self._running: dict[asyncio.Task[None], ModelCall] = {}
         self._closed = False
 
+    def idle(self) -> bool:
+        """Whether none goes on."""
+        return not self._running
+
     def check_open(self) -> None:
         """Raises EngineUnavailable after ``close``."""
         if self._closed:

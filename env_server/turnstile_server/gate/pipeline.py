@@ -38,6 +38,7 @@ from turnstile_server.gate.body import TINY_BYTES, BodyParser
 from turnstile_server.gate.call import CommittedTurn, IncomingCall, ModelCall, OpenedCall, message_of, replayed
 from turnstile_server.gate.dialects.base import ModelRequest
 from turnstile_server.gate.generations import Generations
+from turnstile_server.gate.resting import RestingTrees
 from turnstile_server.gate.session import EpisodeSession, context_overflow
 from turnstile_server.gate.turn_builder import (
     PROMPT_TAIL,
@@ -91,6 +92,7 @@ class CallPipeline:
         self._tasks: anyio.abc.TaskGroup = anyio.create_task_group()
         """Aborts."""
         self._generations = Generations()
+        self.resting = RestingTrees(settings.trim_s, self._generations.idle)
 
     async def __aenter__(self) -> CallPipeline:
         await self._tasks.__aenter__()
@@ -98,16 +100,14 @@ class CallPipeline:
 
     async def __aexit__(self, *_: object) -> None:
         self._tasks.cancel_scope.cancel()
+        self.resting.close()
         await self._generations.close()
         await self._tasks.__aexit__(None, None, None)
 
     # What the server asks for
 
     async def open(self, session: EpisodeSession, incoming: IncomingCall) -> OpenedCall:
-        """Reads the call and starts, joins or replays it.
-
-        Waits for the body only. Raises what refuses the call.
-        """
+        """Reads the call and starts, joins or replays it. Waits for the body only. Raises what refuses it."""
         try:
             session.check_open()  # before the body is read, which would be for nothing
             body = await self._read(incoming)
@@ -192,7 +192,7 @@ class CallPipeline:
             raise InvalidRequest("a format for the answer needs constrained decoding, which this engine cannot do")
         tools_hash = tools_key(request.tools, self._renderer.template_hash)
         match = session.tree.match(request.messages, request.tools, tools_hash)
-        parent_id = match.parent.turn.turn_id if match.parent is not None else None
+        parent_id = match.parent.turn_id if match.parent is not None else None
         place = parent_id or (f"step {session.step}" if session.step else None)
         key = request_key(place, match.request_messages, tools_hash, request.asked)
         marked = session.repeats_idempotency_key(incoming.idempotency_key, key) or incoming.retried

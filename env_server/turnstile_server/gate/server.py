@@ -314,7 +314,7 @@ async def _reply_whole(exchange: AgentExchange, dialect: Dialect, request: Model
     """Raises the call's error (nothing is sent then) and CallerGone."""
     committed = await call.outcome()
     reply = finished_reply(committed, call.head(request.model))
-    turn = (b"x-turnstile-turn", committed.node.turn.turn_id.encode())
+    turn = (b"x-turnstile-turn", committed.node.turn_id.encode())
     await exchange.respond(200, dialect.reply(reply, request), [turn])
 
 

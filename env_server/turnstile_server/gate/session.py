@@ -29,6 +29,7 @@ from turnstile_server.errors import BudgetExhausted, ContextOverflow, TooManyCal
 from turnstile_server.gate.call import ModelCall
 from turnstile_server.gate.dialects.parse_cache import ParseCache
 from turnstile_server.gate.episode_limits import CallLimits, ConversationHeaders
+from turnstile_server.gate.resting import RestingTrees
 from turnstile_server.http.exchange import CallerGone
 from turnstile_server.shortages import failure_of
 from turnstile_server.spans import SpanRecorder
@@ -53,14 +54,15 @@ class EpisodeSession:
         spans: SpanRecorder | None = None,
         trace: TraceContext | None = None,
         warm_s: float | None = None,
+        resting: RestingTrees | None = None,
     ) -> None:
         """``volatile``: patterns of the agent's spec, for system text that changes without meaning. ``origin``: of
         its calls on the engine; None: an episode of its own group. ``adapter``: the LoRA adapter that samples
         them. ``on_weights``: called when weights have sampled a token that sampled none of the episode before.
         ``between_turns``: awaited with a turn's id when a call continues that turn and no other call is in
-        flight; may not raise. ``spans``: where calls that are refused or fail are recorded. ``trace``:
-        that its calls tell the engine of. ``warm_s``: seconds without a call after which it is ``cooled``; None:
-        never."""
+        flight; may not raise. ``spans``: where calls that are refused or fail are recorded. ``trace``: that its
+        calls tell the engine of. ``warm_s``: seconds without a call after which it is ``cooled``, and its tree
+        packed by ``resting``; None: never."""
         self.episode_id = episode_id
         self._origin = origin or CallOrigin(episode_id)
         self._trace = trace
@@ -75,6 +77,7 @@ class EpisodeSession:
         self._spans = spans
         self._resting = anyio.Lock()
         self._warm_s = warm_s
+        self._trees = resting
         self._cooling: asyncio.TimerHandle | None = None
         """Set while no call is in flight."""
         self.step = 0
@@ -107,14 +110,11 @@ class EpisodeSession:
     def latest_turn_id(self) -> str | None:
         """Of the turn that was recorded last; None: there is none yet."""
         node = self.tree.newest
-        return None if node is None else node.turn.turn_id
+        return None if node is None else node.turn_id
 
     @property
     def in_flight(self) -> Mapping[str, ModelCall]:
-        """The calls whose generation runs, by call id, in order of arrival.
-
-        A view: it changes with the session.
-        """
+        """The calls whose generation runs, by call id, in order of arrival: a view that changes."""
         return MappingProxyType(self._in_flight)
 
     @property
@@ -182,6 +182,8 @@ class EpisodeSession:
         if self._cooling is not None:
             self._cooling.cancel()
             self._cooling = None
+        if self._trees is not None:
+            self._trees.remove(self.tree)
 
     def release(self, call: ModelCall) -> None:
         """The generation of an admitted call has ended, with whatever outcome."""
@@ -191,10 +193,14 @@ class EpisodeSession:
             self._cooling = asyncio.get_running_loop().call_later(self._warm_s, self.cool)
 
     def cool(self) -> None:
-        """Drops what only makes the next call cheaper: its whole history is read and compared once again."""
+        """Drops what only makes the next call cheaper, again and again: others look at the tree meanwhile."""
         for cache in self._parse_caches.values():
             cache.cool()
         self.tree.cool()
+        if self._trees is not None:
+            self._trees.add(self.tree)
+        if self._warm_s and self._closed is None and not self._in_flight:
+            self._cooling = asyncio.get_running_loop().call_later(self._warm_s, self.cool)
 
     async def rest(self, call: ModelCall, turn_id: str | None) -> bool:
         """Lets ``between_turns`` work before an admitted call is generated. ``turn_id``: the turn that it
@@ -340,7 +346,7 @@ class EpisodeSession:
         """
         if self._sealed or not node.record_delivery("written" if written else "lost"):
             return None
-        return Delivery(turn_id=node.turn.turn_id, state=node.delivery, commit_s=node.commit_s)
+        return Delivery(turn_id=node.turn_id, state=node.delivery, commit_s=node.commit_s)
 
     def begin_reply(self) -> None:
         """A caller waits for its reply, or is being sent it, until ``end_reply``."""

@@ -100,7 +100,7 @@ class CallContext:
         """The turn whose tools have run when the call comes; None: it begins a conversation, or is of a sub-agent,
         during which the agent that started it is in the midst of a turn."""
         within = self.thread is not None and self.thread.parent is not None
-        return None if self.match.parent is None or within else self.match.parent.turn.turn_id
+        return None if self.match.parent is None or within else self.match.parent.turn_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +284,7 @@ class TurnBuilder:
         fields: dict[str, Any] = {
             "turn_id": self.turn_id,
             "episode_id": self.episode_id,
-            "parent_id": prompt.parent.turn.turn_id if prompt.parent is not None else None,
+            "parent_id": prompt.parent.turn_id if prompt.parent is not None else None,
             "seq": seq,
             "dialect": context.dialect,
             "context_ids": prompt.context_ids,

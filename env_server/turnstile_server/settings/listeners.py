@@ -209,7 +209,15 @@ class GateSettings(_Clients):
         30.0,
         ge=0,
         description="An episode without a call for this long drops what it keeps to make the next call cheaper: "
-        "the parsed history, the tokens of its path in one piece.",
+        "the parsed history, the tokens of its path in one piece. Its turns are then packed, and unpacked for "
+        "whoever reads them.",
+    )
+    trim_s: float = Field(
+        10.0,
+        ge=0,
+        description="When turns of resting episodes were packed, memory that is free goes back to the system, at "
+        "most once in so many seconds and while no call is in flight. With glibc; other C libraries do so "
+        "themselves or not at all.",
     )
     status_hold_s: float = Field(
         15.0,

@@ -116,11 +116,10 @@ class ParseCache:
             del self._replied[next(iter(self._replied))]
 
     def cool(self) -> None:
-        """Forgets the bodies, for an episode that rests. The messages stay; the episode's turns hold them too."""
+        """Forgets all, for an episode that rests. Its turns have the messages, packed."""
         self._placed = None
         self._replied.clear()
-        for conversation in self._conversations:
-            conversation.cool()
+        self._conversations.clear()
 
     def adopt(self, other: ParseCache) -> None:
         """Takes over what another cache read in a thread."""
