@@ -47,6 +47,17 @@ def test_what_a_buffer_gives_is_what_was_asked_and_stays_so(
             assert view.tolist() == before
 
 
+@given(st.lists(IDS, max_size=6), IDS)
+def test_a_buffer_begins_with_its_parts(parts: list[list[int]], more: list[int]) -> None:
+    buffer = PathBuffer([array(part) for part in parts])
+    first = [token for part in parts for token in part]
+    begun, longer = buffer.begun, buffer.extended(len(first), [array(more)])
+    assert (begun.dtype, begun.tolist(), begun.flags.writeable) == (np.int32, first, False)
+    assert longer is not None
+    assert longer.tolist() == first + more
+    assert buffer.begun.tolist() == first
+
+
 def test_a_path_that_grows_stays_in_its_buffer() -> None:
     buffer, path = PathBuffer([array([1, 2])]), [1, 2]
     for turn in range(20):

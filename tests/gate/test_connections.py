@@ -548,3 +548,26 @@ async def test_a_stream_that_nobody_reads_ends_with_its_call(tiny_model: Path, t
                 while not stage.engine.calls or not stage.engine.calls[0].aborted.is_set():  # noqa: ASYNC110
                     await anyio.sleep(0.02)
             await empty(stage.agent_listener.connections)
+
+
+@pytest.mark.parametrize("chunked", [True, False])
+async def test_a_body_of_large_and_small_parts_comes_whole(chunked: bool) -> None:
+    sizes = [5_000, 1, 1, 2_048, 70_000, 3, 300_000, 2_047, 9_000]
+    parts = [bytes([at + 65]) * size for at, size in enumerate(sizes)]
+    head = b"POST /echo HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n"
+    if chunked:
+        head += b"transfer-encoding: chunked\r\n\r\n"
+        sent = [b"%x\r\n%b\r\n" % (len(part), part) for part in parts] + [b"0\r\n\r\n"]
+    else:
+        head += b"content-length: %d\r\n\r\n" % sum(sizes)
+        sent = parts
+    async with listening() as listener:
+        for pieces in ([head, *sent], [head + b"".join(sent)]):  # in many writes and in one
+            async with await connected(listener) as connection:
+                for piece in pieces:
+                    await connection.send(piece)
+                    await anyio.lowlevel.checkpoint()
+                said = await heard(connection)
+            coded = said.partition(b"\r\n\r\n")[2]
+            lines = b"".join(parts)
+            assert lines in coded

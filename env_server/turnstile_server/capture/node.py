@@ -218,8 +218,7 @@ class Node:
             parts.insert(0, tokens)
         if found is None:
             buffer = PathBuffer(parts)
-            found = buffer.extended(0, parts)
-            assert found is not None  # it was made for them
+            found = buffer.begun
         if node is not None:
             node._path = None
         self._path = whole = found, buffer

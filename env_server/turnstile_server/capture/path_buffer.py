@@ -26,9 +26,17 @@ class PathBuffer:
     def __init__(self, parts: Sequence[Int32Array]) -> None:
         size = sum(map(len, parts))
         self._ids = np.empty(size + max(size // _ROOM_SHARE, _LEAST_ROOM), np.int32)
-        self._used = 0
+        if size:
+            np.concatenate(parts, out=self._ids[:size])
+        self._begun = self._used = size
         self._lock = threading.Lock()
-        self.extended(0, parts)
+
+    @property
+    def begun(self) -> Int32Array:
+        """int32[sizes of the parts that it was made with], read-only: these."""
+        found = self._ids[: self._begun]
+        found.flags.writeable = False
+        return found
 
     def extended(self, start: int, parts: Sequence[Int32Array]) -> Int32Array | None:
         """int32[start + sizes of ``parts``], read-only: the first ``start`` tokens, which were written before,

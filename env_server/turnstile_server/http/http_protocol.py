@@ -280,8 +280,16 @@ class BoundedHttp(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         self._head_bytes = 0
         self._body_left = max(0, self._body_left - len(body))
-        if not self._dropping:
-            super().on_body(body)
+        if self._dropping:
+            return
+        cycle = self.cycle
+        if isinstance(cycle.body, bytes):  # it was not taken yet: more is added to a buffer, as in uvicorn
+            cycle.body = bytearray(cycle.body)
+        if not cycle.body and len(body) >= _PART and not cycle.response_complete:
+            # A large part is handed on as it is: a buffer would copy it when it comes and when it is taken.
+            cycle.body = body  # type: ignore[assignment]
+            body = b""
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._head_bytes, self._in_body, self._headers_size, self._body_left = 0, False, 0, 0

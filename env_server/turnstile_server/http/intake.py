@@ -227,11 +227,44 @@ class BodyReader:
                 message = await self._receive()
             self._reservation.check()
         self._look_due = self._looked()
+        self._note(message)
+        return message
+
+    async def rest(self, take: Callable[[Message], bool]) -> None:
+        """Hands the messages to ``take`` as ``next`` would give them, until it says that no other is wanted.
+
+        One wait is set up for all that comes before the clock is looked at again: a long body comes in many parts.
+        Raises as ``next`` does, and what ``take`` raises.
+        """
+        if self._arrived():
+            wanted = True
+            while wanted and self._arrived():
+                wanted = take(await self.next())
+            if not wanted:
+                return
+        while True:
+            now = self._looked()
+            left_s = min(self._ends_at, self._window_ends_at) - now
+            if left_s <= 0:
+                raise self._too_slow()
+            self._look_due = now + min(left_s, _LOOK_S)
+            with anyio.move_on_after(self._look_due - now) as waiting:
+                self._reservation.waiting = waiting
+                # What is there at once is taken without a wait: no cancellation could interrupt it.
+                while anyio.current_time() < self._look_due:
+                    message = await self._receive()
+                    self._reservation.check()
+                    self._note(message)
+                    if not take(message):
+                        self._look_due = self._looked()
+                        return
+            self._reservation.check()
+
+    def _note(self, message: Message) -> None:
         if message["type"] == "http.request":
             self._count(len(message.get("body", b"")))
             if not message.get("more_body", False):
                 self._reservation.arrived()
-        return message
 
     def _count(self, size: int) -> None:
         self._received += size

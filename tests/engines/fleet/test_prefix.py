@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turnstile.models import Int32Array
-from turnstile_server.engines.fleet.prefix import BLOCK, PrefixMemory
+from turnstile_server.engines.fleet.prefix import BLOCK, PrefixMemory, _same_place
 
 
 def run_of(start: int, count: int) -> Int32Array:
@@ -65,3 +65,26 @@ def test_other_workers_weights_and_epochs_say_nothing() -> None:
     assert memory.expected("e", "w1", "v1", 0, ids) == 0, "more episodes than are remembered"
     memory.leave("other", "w1", None, 0, [ids])
     assert memory.kept_bytes == 0
+
+
+@given(st.lists(st.integers(0, 1), min_size=2, max_size=400), st.integers(1, 400), st.integers(0, 3))
+def test_ids_that_lie_where_the_prompts_do_give_the_answers_of_a_copy(
+    ids: list[int], left: int, start: int
+) -> None:
+    buffer = np.array(ids, np.int32)
+    left = min(left, len(buffer))
+    prompts = [buffer[start:], buffer[:left], buffer[::2], buffer[::-1], buffer.copy()]
+    answers = []
+    for piece in (buffer[:left], buffer[:left].copy()):
+        memory = PrefixMemory(1)
+        memory.leave("ep_0", "w0", "v0", 0, [piece, buffer[:1]])
+        answers.append([memory.expected("ep_0", "w0", "v0", 0, prompt) for prompt in prompts])
+    assert answers[0] == answers[1]
+
+
+def test_ids_in_one_buffer_are_not_compared() -> None:
+    buffer = np.arange(2 * BLOCK, dtype=np.int32)
+    assert _same_place(buffer[:], buffer[:BLOCK])
+    assert not _same_place(buffer.copy(), buffer[:BLOCK])
+    assert not _same_place(buffer[1:], buffer[:BLOCK])
+    assert not _same_place(buffer[:1], buffer[:BLOCK])
