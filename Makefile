@@ -55,7 +55,7 @@ WORKERS_PLAY := tests/control/test_control_api.py tests/openenv/test_openenv_htt
 	tests/gate/test_lost_replies.py tests/gate/test_retries.py
 
 test-workers: $(INSTALLED)
-	TURNSTILE_TEST_WORKERS=2 $(BIN)/pytest -n 2 -m "not slow and not docker and not thorough" $(WORKERS_PLAY)
+	TURNSTILE_TEST_WORKERS=2 $(BIN)/pytest -n 3 -m "not slow and not docker and not thorough" $(WORKERS_PLAY)
 
 test-browser: $(INSTALLED) ui/node_modules
 	scripts/install_chromium.sh
