@@ -14,6 +14,7 @@ DIALECTS = ["chat", "responses", "anthropic", "gemini"]
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.timeout(300)
 def test_a_quick_run_measures_every_dialect_and_loses_no_token(tmp_path: Path) -> None:
     command = [sys.executable, str(BENCHMARK), "--quick", "--out", str(tmp_path)]

@@ -55,6 +55,7 @@ def test_an_earlier_run_stands_beside_this_one() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.skipif(os.geteuid() != 0, reason="a control group needs root")
 def test_a_short_run_plays_episodes_to_their_end(tmp_path: Path) -> None:
     options = ["--episodes", "1", "--at-once", "2", "--each", "1", "--open", "3", "--idle-s", "6"]

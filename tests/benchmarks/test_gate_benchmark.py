@@ -49,6 +49,7 @@ def test_a_quick_run_measures_every_server_at_every_length_streamed_and_not(tmp_
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.timeout(300)
 def test_calls_per_turn_are_counted_in_the_process_of_the_server(tmp_path: Path) -> None:
     done = run(tmp_path, "--count-calls", "--lengths", "1000", "2000")

@@ -32,6 +32,7 @@ def test_only_a_full_server_is_judged_and_only_when_it_is_warm() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_short_soak_plays_episodes_to_their_end() -> None:
     options = ["--episodes", "4", "--minutes", "0.25", "--stay-s", "4", "--every-s", "1", "--warm-s", "2"]
     done = subprocess.run(

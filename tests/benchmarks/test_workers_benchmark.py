@@ -14,6 +14,7 @@ SERVERS = ["one process", "2 workers", "2 workers, one agent port"]
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.timeout(600)
 def test_a_quick_run_measures_each_server_and_what_its_processes_use(tmp_path: Path) -> None:
     done = subprocess.run(

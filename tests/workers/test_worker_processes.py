@@ -145,6 +145,7 @@ def test_a_worker_that_is_killed_loses_what_ran_there_and_nothing_else(tiny_mode
     assert {turn for each in [*everything, *again] for turn in each.acknowledged} <= set(turns)
 
 
+@pytest.mark.thorough  # the campaign in CI kills servers with workers too
 def test_a_front_that_is_killed_takes_its_workers_along_and_the_next_server_has_all_they_acknowledged(
     tiny_model: Path, tmp_path: Path
 ) -> None:
