@@ -56,8 +56,8 @@ from gate_parts.servers import Servers  # noqa: E402
 from local import tiny_model  # noqa: E402
 from sglang_server import sglang_process  # noqa: E402 - the tests' way to start a real server
 
-FULL = Plan(lengths=(1_000, 8_000, 32_000, 128_000), rounds=12, chains=10, slice_s=0.3, episodes=4)
-QUICK = Plan(lengths=(1_000, 4_000), rounds=2, chains=2, slice_s=0.2, episodes=2)
+FULL = Plan(lengths=(1_000, 8_000, 32_000, 128_000), rounds=12, chains=20, warm_chains=8, slice_s=0.3, episodes=4)
+QUICK = Plan(lengths=(1_000, 4_000), rounds=2, chains=2, warm_chains=1, slice_s=0.2, episodes=2)
 FULL_MEMORY = MemoryPlan(TRACE_TOKENS, 5, OPEN_TOKENS, OPEN_EPISODES, rest_s=60.0)
 QUICK_MEMORY = MemoryPlan(4_000, 2, 2_000, 8, rest_s=0.5)
 REFERENCE = ReferencePlan(firsts=(1_000, 8_000), rounds=6, turns=10, sampled=16)
@@ -156,7 +156,7 @@ def main() -> None:
     options = parser.parse_args()
     plan = QUICK if options.quick else FULL
     lengths, rounds = tuple(options.lengths or plan.lengths), options.rounds or plan.rounds
-    plan = Plan(lengths, rounds, plan.chains, plan.slice_s, plan.episodes)
+    plan = dataclasses.replace(plan, lengths=lengths, rounds=rounds)
     with tempfile.TemporaryDirectory(prefix="gate-") as folder:
         if options.sglang:
             compare_with_sglang(options, QUICK_REFERENCE if options.quick else REFERENCE, Path(folder))

@@ -32,6 +32,9 @@ class Plan:
     """Slices of each kind, of each server at each length."""
     chains: int
     """Chains of calls in a latency slice, and in a first-text slice."""
+    warm_chains: int
+    """Chains that a latency slice plays first, and does not count: the server before it on the core has taken the
+    processor's caches, which a server that is busy has to itself."""
     slice_s: float
     """Duration of one throughput slice, and the most of the others (which have at least one chain)."""
     episodes: int
@@ -100,6 +103,10 @@ class Measurement:
         head = server.head(0, self._prompt_tokens)
         calls, cpu_s, wall_s, chains = 0, 0.0, 0.0, 0
         async with connections(server, 1) as (link,):
+            for _ in range(self._plan.warm_chains):
+                number = next(self._numbers)
+                for body in bodies:
+                    await send(server, link, head, body.parts(number))
             before, began = await server.metrics(), time.perf_counter()
             while chains < self._plan.chains and (not chains or time.perf_counter() - began < self._plan.slice_s):
                 number, chains = next(self._numbers), chains + 1
