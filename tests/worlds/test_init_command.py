@@ -122,6 +122,7 @@ def test_a_folder_is_made_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_what_it_makes_passes_mypy_strict(tmp_path: Path) -> None:
     write_scaffold(tmp_path / "lamp-game", "lamp-game", "LampGame")
     files = [str(path) for path in sorted((tmp_path / "lamp-game").glob("*.py"))]
