@@ -56,7 +56,7 @@ class Play:
         """Plays a call to its end; ``match``: its place, when that was fixed earlier."""
         found = match if match is not None else self.match(call, tools, template)
         said = reply(answer) if isinstance(answer, str) else answer
-        context = [self._token(f"{m.role}:{m.content}") for m in found.new_messages]
+        context = [self.token(f"{m.role}:{m.content}") for m in found.new_messages]
         node = self.tree.add(
             make_turn(
                 found,
@@ -65,7 +65,7 @@ class Play:
                 tools_key=tools_key(tools, template),
                 template_hash=template,
                 context_ids=context,
-                completion_ids=[self._token(said.content), END_OF_TURN],
+                completion_ids=[self.token(said.content), END_OF_TURN],
                 **fields,
             )
         )
@@ -94,7 +94,7 @@ class Play:
     def untrained(self) -> dict[str, str]:
         return {entry.turn_id: entry.reason for entry in self.export().untrained}
 
-    def _token(self, word: str) -> int:
+    def token(self, word: str) -> int:
         if word not in self._words:
             self._words.append(word)
         return self._words.index(word)

@@ -10,6 +10,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from capture.play import Play
 from turnstile.models import Int32Array
 from turnstile_server.capture.path_buffer import PathBuffer
 
@@ -51,11 +52,11 @@ def test_what_a_buffer_gives_is_what_was_asked_and_stays_so(
 def test_a_buffer_begins_with_its_parts(parts: list[list[int]], more: list[int]) -> None:
     buffer = PathBuffer([array(part) for part in parts])
     first = [token for part in parts for token in part]
-    begun, longer = buffer.begun, buffer.extended(len(first), [array(more)])
+    begun, longer = buffer.first(len(first)), buffer.extended(len(first), [array(more)])
     assert (begun.dtype, begun.tolist(), begun.flags.writeable) == (np.int32, first, False)
     assert longer is not None
     assert longer.tolist() == first + more
-    assert buffer.begun.tolist() == first
+    assert buffer.first(len(first)).tolist() == first
 
 
 def test_a_path_that_grows_stays_in_its_buffer() -> None:
@@ -79,3 +80,38 @@ def test_branches_that_threads_write_at_once_do_not_mix() -> None:
         given_out = [ids for ids in found if ids is not None]
         assert len(given_out) == 1
         assert len(set(given_out[0][100:].tolist())) == 1
+
+
+def test_a_call_that_leaves_a_path_before_its_end_takes_its_tokens_from_there_and_is_copied_once() -> None:
+    play, asked = Play(), "user:u0"
+    nodes = [play.turn(asked, "a0")]
+    for index in range(1, 6):
+        asked += f" assistant:a{index - 1} user:u{index}"
+        nodes.append(play.turn(asked, f"a{index}"))
+    whole = nodes[-1].tokens()
+    assert np.shares_memory(nodes[2].tokens(), whole)
+
+    asked = "user:u0 assistant:a0 user:u1 assistant:a1 user:u2 assistant:a2 user:other"
+    match = play.match(asked)
+    assert match.parent is nodes[2]
+    token = play.token("user:other")
+    prompt = nodes[2].extended(array([token]))
+    assert prompt.tolist() == [*nodes[2].tokens().tolist(), token]
+    assert whole.tolist() == nodes[-1].tokens().tolist()
+    child = play.turn(asked, "b", match=match)
+    assert child.tokens()[: len(prompt)].tolist() == prompt.tolist()
+    assert np.shares_memory(child.tokens(), prompt)
+    assert np.shares_memory(child.extended(array([token])), prompt)
+
+
+def test_calls_from_one_turn_at_the_same_time_have_tokens_of_their_own() -> None:
+    play, words = Play(), ("x", "y", "z")
+    first = play.turn("user:u", "a")
+    prompts = [first.extended(array([play.token(f"user:{word}")])) for word in words]
+    nodes = [play.turn(f"user:u assistant:a user:{word}", "b") for word in words]
+    for prompt, node in zip(prompts, nodes, strict=True):
+        assert prompt[:-1].tolist() == first.tokens().tolist()
+        assert node.tokens()[: len(prompt)].tolist() == prompt.tolist()
+        node.cool()
+        assert node.tokens()[: len(prompt)].tolist() == prompt.tolist()
+    assert len({prompt.tobytes() for prompt in prompts}) == len(words)

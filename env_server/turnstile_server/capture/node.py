@@ -9,8 +9,6 @@ from __future__ import annotations
 import sys
 from typing import Literal
 
-import numpy as np
-
 from turnstile.models import Int32Array, Turn, WeightSpan
 from turnstile_server.capture.keys import MessageGroup, PathKeys
 from turnstile_server.capture.packed_parts import NodeParts, OpenBlocks, PackedParts
@@ -195,31 +193,47 @@ class Node:
         """int32, read-only: ``tokens`` and then ``ids``, which cost what they are alone."""
         tokens, buffer = self._whole()
         found = buffer.extended(len(tokens), (ids,))
-        if found is None:
-            found = np.concatenate((tokens, ids), dtype=np.int32)
-            found.flags.writeable = False
+        if found is None:  # a sibling's tokens are there: this path goes on in a buffer of its own
+            buffer = PathBuffer((tokens, ids))
+            self._path = buffer.first(len(tokens)), buffer
+            found = buffer.first(len(tokens) + len(ids))
         return found
 
     def _whole(self) -> tuple[Int32Array, PathBuffer]:
+        # ``_path`` is read once per node: exports of an ended episode may run in two threads.
+        known = self._path
+        if known is not None:
+            return known
+        below = self._buffer_below()
+        self._path = whole = self._joined() if below is None else (below.first(self.token_count), below)
+        return whole
+
+    def _joined(self) -> tuple[Int32Array, PathBuffer]:
+        """The path from the last turn above whose tokens lie in one piece."""
         parts: list[Int32Array] = []
         node: Node | None = self
         known: tuple[Int32Array, PathBuffer] | None = None
-        # ``_path`` is read once per node: exports of an ended episode may run in two threads.
         while node is not None and (known := node._path) is None:
             parts += (node.turn.completion_ids, node.turn.context_ids)
             node = node.parent
-        if known is not None and node is self:
-            return known
         parts.reverse()
-        found: Int32Array | None = None
+        if node is not None:
+            node._path = None
         if known is not None:
             tokens, buffer = known
             found = buffer.extended(len(tokens), parts)
+            if found is not None:
+                return found, buffer
             parts.insert(0, tokens)
-        if found is None:
-            buffer = PathBuffer(parts)
-            found = buffer.begun
-        if node is not None:
-            node._path = None
-        self._path = whole = found, buffer
-        return whole
+        buffer = PathBuffer(parts)
+        return buffer.first(self.token_count), buffer
+
+    def _buffer_below(self) -> PathBuffer | None:
+        """Where the tokens of a path lie that goes on from this node by the latest turns; None: not in one piece.
+        A call that leaves a path some turns before its end finds them there."""
+        node = self
+        while node.children:
+            node = node.children[-1]
+            if (known := node._path) is not None:
+                return known[1]
+        return None

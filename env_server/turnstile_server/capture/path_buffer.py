@@ -28,13 +28,12 @@ class PathBuffer:
         self._ids = np.empty(size + max(size // _ROOM_SHARE, _LEAST_ROOM), np.int32)
         if size:
             np.concatenate(parts, out=self._ids[:size])
-        self._begun = self._used = size
+        self._used = size
         self._lock = threading.Lock()
 
-    @property
-    def begun(self) -> Int32Array:
-        """int32[sizes of the parts that it was made with], read-only: these."""
-        found = self._ids[: self._begun]
+    def first(self, count: int) -> Int32Array:
+        """int32[count], read-only: the first of the tokens, which were written before."""
+        found = self._ids[:count]
         found.flags.writeable = False
         return found
 
@@ -52,6 +51,4 @@ class PathBuffer:
                 self._ids[end + written : end + len(part)] = part[written:]
                 end += len(part)
                 self._used = max(self._used, end)
-        found = self._ids[:end]
-        found.flags.writeable = False
-        return found
+        return self.first(end)
