@@ -373,3 +373,73 @@ def test_the_request_is_the_documented_one() -> None:
             "json_schema": "{}",
         },
     }
+
+
+MUTATIONS: list[dict[str, Any]] = [
+    {},
+    {"completion_tokens": 1},
+    {"completion_tokens": True},
+    {"completion_tokens": 99},
+    {"completion_tokens": None},
+    {"output_token_logprobs": []},
+    {"output_token_logprobs": None},
+    {"output_token_logprobs": [[-1.0, 3, None]]},
+    {"output_token_logprobs": [[-1.0, VOCAB, None]]},
+    {"output_token_logprobs": [["x", 3, None]]},
+    {"output_token_logprobs": [[float("nan"), 3, None]]},
+    {"weight_version": "other"},
+    {"weight_version": None},
+    {"weight_version": 1},
+    {"weight_versions": [{"version": "default", "start": 0, "end": 99}]},
+    {"weight_versions": "all"},
+    {"cached_tokens": 3},
+    {"id": "another"},
+    {"finish_reason": {"type": "length", "length": 2}},
+    {"finish_reason": {"type": "abort", "status_code": 503}},
+    {"finish_reason": "stop"},
+]
+"""Of the ``meta_info`` of an event in the middle of a stream."""
+
+
+class _EveryStep(ReplyReader):
+    """Takes the way for all events."""
+
+    def _ordinary(self, payload: Any) -> None:
+        return None
+
+
+@given(st.data())
+def test_the_short_way_for_ordinary_events_says_what_the_way_for_all_says(data: st.DataObject) -> None:
+    payloads = frames(f"stream_length_{data.draw(st.sampled_from(['cumulative', 'incremental']))}")
+    for payload in payloads[: data.draw(st.integers(0, len(payloads)))]:
+        if data.draw(st.booleans()):
+            payload[META].update(data.draw(st.sampled_from(MUTATIONS)))
+        if data.draw(st.integers(0, 3)) == 0:
+            payload.update(
+                data.draw(st.sampled_from([{"output_ids": [3]}, {"output_ids": None}, {"error": "no"}]))
+            )
+    in_place = data.draw(st.sampled_from([set(), {"default"}, {"other"}]))
+
+    def outcome(kind: type[ReplyReader]) -> list[Any]:
+        reader = kind(RID, "default", call=LiveCall(10, in_place=set(in_place)), adapter="lora", vocab_size=VOCAB)
+        told: list[Any] = []
+        try:
+            for payload in payloads:
+                if (chunk := reader.read(payload)) is not None:
+                    told.append((chunk.ids.tolist(), chunk.logprobs.tolist(), chunk.weight_version))
+                    told.append((chunk.stale_kv, chunk.finish))
+        except TurnstileError as error:
+            told.append((type(error), error.message))
+        return [*told, reader._weights.spans]
+
+    assert outcome(ReplyReader) == outcome(_EveryStep)
+
+
+def test_ordinary_events_take_the_short_way() -> None:
+    for style in ("cumulative", "incremental"):
+        reader = ReplyReader(RID, "default")
+        taken = [
+            reader._ordinary(payload) is not None or not reader.read(payload)
+            for payload in frames(f"stream_length_{style}")
+        ]
+        assert taken == [False, True, True, False], "the first names the weights, the last ends it"

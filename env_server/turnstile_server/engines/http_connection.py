@@ -82,6 +82,8 @@ class EngineConnection(asyncio.Protocol):
             self._surplus = True
             if not self._whole:
                 self._break(f"its answer is not HTTP ({type(error).__name__} {error})")
+        if self._size > self._wanted:  # a chunk that comes has many parts, for a reader that is woken once
+            self._wake()
         if self._head_bytes > HEAD_BYTES and not self._headed:
             self._break(f"the head of its answer is longer than {HEAD_BYTES} bytes")
         if self._draining and (self._whole or self._surplus):
@@ -133,12 +135,7 @@ class EngineConnection(asyncio.Protocol):
             return
         self._parts.append(data)
         self._size += len(data)
-        if self._wanted:
-            if self._size > self._wanted:
-                self._wake()
-            return
-        self._wake()
-        if self._size > BUFFERED_BYTES and not self._paused and self._transport is not None:
+        if not self._wanted and self._size > BUFFERED_BYTES and not self._paused and self._transport is not None:
             self._paused = True
             self._transport.pause_reading()
 

@@ -114,6 +114,9 @@ class ReplyReader:
         self._version = version
         """The weights that the server had when the call was sent, while no chunk names others."""
         self._weights = WeightSpans()
+        self._said: tuple[str, str | None] | None = None
+        """The version that the event before stated and the name of its weights; None where the next may be of
+        others for another reason."""
 
     def read(self, payload: Any) -> EngineChunk | None:
         """The new tokens in ``payload``; None when it brings neither tokens nor the end.
@@ -159,6 +162,8 @@ class ReplyReader:
     def _piece(self, payload: Any) -> tuple[list[int], list[float], tuple[str | None, bool], EngineFinish | None]:
         """The new ids of one payload, their logprobs, what is known of their weights (their name, and whether
         they are ``stale_kv``), and the finish."""
+        if (ordinary := self._ordinary(payload)) is not None:
+            return *ordinary, None
         if self.finished:
             refuse("it continued after its finish reason")
         if isinstance(payload, dict) and "error" in payload:
@@ -178,10 +183,49 @@ class ReplyReader:
         stale_kv = self._stale_kv(version, len(self._ids))
         self._ids.extend(ids)
         named = None if version is None else adapter_version(version, self._adapter)
+        stated = meta.get("weight_version")
+        if isinstance(stated, str) and meta.get("weight_versions") is None and not stale_kv:
+            self._said = stated, named
+        else:
+            self._said = None
         self._weights.add(len(ids), named, stale_kv)
         finish = None if reason is None else self._finish(meta, reason)
         self.finished = finish is not None
         return ids, logprobs, (named, stale_kv), finish
+
+    def _ordinary(self, payload: Any) -> tuple[list[int], list[float], tuple[str | None, bool]] | None:
+        """As ``_piece``, for an event that only brings more tokens of the weights that the one before named, as
+        most events of a stream do: it costs a third of the way for all. None, with nothing changed: any other."""
+        said, known = self._said, self._ids
+        meta = payload.get("meta_info") if type(payload) is dict else None
+        if said is None or not known or self.finished or type(meta) is not dict or "error" in payload:
+            return None
+        entries, total = meta.get("output_token_logprobs"), meta.get("completion_tokens")
+        if (
+            type(entries) is not list
+            or type(total) is not int
+            or total <= (seen := len(known))
+            or meta.get("weight_version") != said[0]
+            or meta.get("finish_reason") is not None
+            or meta.get("weight_versions") is not None
+            or meta.get("cached_tokens") != self._cached_tokens
+            or meta.get("id", self._rid) != self._rid
+            or (self._call is not None and self._call.in_place)
+        ):
+            return None
+        if len(entries) == total and entry_id(entries[seen - 1]) == known[-1]:
+            entries = entries[seen:]
+        elif len(entries) != total - seen:
+            return None
+        ids, logprobs = read_entries(entries)
+        repeated = payload.get("output_ids")
+        if repeated is not None and repeated not in (ids, [*known, *ids]):
+            return None
+        if self._vocab_size is not None and max(ids) >= self._vocab_size:
+            return None
+        known += ids
+        self._weights.add(len(ids), said[1])
+        return ids, logprobs, (said[1], False)
 
     def _stale_kv(self, version: str | None, start: int) -> bool:
         return self._call is not None and self._call.stale_kv(version, start, self._cached_tokens or 0)
