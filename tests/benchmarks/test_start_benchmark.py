@@ -34,6 +34,7 @@ def test_medians_are_compared_with_the_peer(benchmark: ModuleType) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_start_is_healthy_before_it_is_ready(benchmark: ModuleType, tmp_path: Path) -> None:
     taken = benchmark.measure(benchmark.process("engine elsewhere", tmp_path))
     assert 0 < taken.health_s < taken.ready_s

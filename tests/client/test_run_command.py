@@ -275,7 +275,7 @@ def test_a_private_server_is_started_for_the_run_and_gone_after_it(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.thorough), signal.SIGKILL])
 def test_a_private_server_does_not_outlive_its_command(
     tiny_model: Path, task_file: Path, short_folder: str, number: signal.Signals
 ) -> None:

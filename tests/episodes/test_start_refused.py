@@ -99,7 +99,7 @@ def test_an_engine_url_for_the_embedded_engine(tiny_model: Path, tmp_path: Path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("sent", [pytest.param(signal.SIGINT, marks=pytest.mark.thorough), signal.SIGTERM])
 def test_a_start_that_waits_can_be_stopped(tiny_model: Path, tmp_path: Path, sent: signal.Signals) -> None:
     command = [sys.executable, "-m", "turnstile", "serve", "--control-port", "0", "--agent-port", "0"]
     command += ["--model", str(tiny_model), "--data-dir", str(tmp_path / "data")]

@@ -72,7 +72,7 @@ def test_without_pytorch_it_says_what_to_install(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "by", [signal.SIGINT, signal.SIGHUP, signal.SIGKILL]
-)  # SIGTERM: test_grpo.py, by the same code
+    "by", [signal.SIGINT, pytest.param(signal.SIGHUP, marks=pytest.mark.thorough), signal.SIGTERM, signal.SIGKILL]
+)
 def test_a_demo_that_is_interrupted_or_killed_leaves_nothing_running(by: signal.Signals) -> None:
     leaves_nothing_when_interrupted([*DEMO, "--sandbox", "local"], ROOT, by=by)

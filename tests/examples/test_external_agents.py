@@ -87,7 +87,7 @@ def test_what_cannot_work_ends_it_with_a_clear_line(options: tuple[str, ...], sa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("by", [pytest.param(signal.SIGTERM, marks=pytest.mark.thorough), signal.SIGKILL])
 def test_a_run_that_is_interrupted_or_killed_leaves_nothing_running(by: signal.Signals) -> None:
     # The server, its engine and two agents.
     leaves_nothing_when_interrupted([sys.executable, str(SCRIPT), "--turns", "40"], ROOT, processes=4, by=by)

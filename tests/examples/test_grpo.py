@@ -268,10 +268,9 @@ def test_runs_are_drawn_and_summed_up(short_run: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough  # the quicker one: test_demo.py, by the same code
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(  # the other signals: test_demo.py, by the same code
-    "by", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.thorough)]
-)
+@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGKILL])
 def test_a_run_that_is_interrupted_or_killed_leaves_nothing_running(tmp_path: Path, by: signal.Signals) -> None:
     command = [sys.executable, "-m", "grpo.grpo", str(tmp_path / "run"), "--sandbox", "local"]
     leaves_nothing_when_interrupted([*command, "--final-episodes", "8"], ROOT / "examples", by=by)

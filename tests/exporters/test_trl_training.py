@@ -143,7 +143,9 @@ def trainer_group(group: int) -> list[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("alone", [True, False], ids=["alone", "with its worker"])
+@pytest.mark.parametrize(
+    "alone", [True, pytest.param(False, marks=pytest.mark.thorough)], ids=["alone", "with its worker"]
+)
 def test_the_episodes_of_a_trainer_that_was_killed_are_freed(
     server: LocalServer, tiny_model: Path, tmp_path: Path, alone: bool
 ) -> None:
