@@ -13,7 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turnstile.models import Int32Array
-from turnstile_server.engines.prompt_json import CONVERSATIONS, PIECES, PromptJson, with_ids
+from turnstile_server.capture.path_buffer import PathBuffer
+from turnstile_server.engines.prompt_json import (
+    CONVERSATIONS,
+    PIECES,
+    PromptJson,
+    _same_place,
+    shared_ids,
+    with_ids,
+)
 from turnstile_server.engines.prompts import EnginePrompts
 from turnstile_server.errors import EngineRefused
 from turnstile_server.settings import EngineSettings
@@ -38,6 +46,8 @@ class Step:
     cut: float
     new: int
     then: str
+    kept: bool
+    """Its ids are in the buffer of a path, as the gate's are; else the caller changes them afterwards."""
 
 
 STEPS = st.builds(
@@ -47,6 +57,7 @@ STEPS = st.builds(
     cut=st.sampled_from([1.0, 1.0, 0.9, 0.5, 0.1]),
     new=st.integers(1, 5),
     then=st.sampled_from(["", "", "", "", "drop", "rest"]),
+    kept=st.booleans(),
 )
 
 
@@ -59,16 +70,23 @@ def test_whatever_was_kept_the_pieces_are_the_json_of_the_whole_prompt(
     """Conversations that grow, are cut back, edited, begun anew, forgotten, and bounded."""
     draw, kept = random.Random(seed), PromptJson(most)
     prompts: list[list[int]] = [[]]
+    paths = [PathBuffer([])]
     sent: dict[str, list[list[int]]] = {"a": [], "b": []}
     for at, step in enumerate(steps):
         base = prompts[-min(step.base, len(prompts))]
         new = [draw.choice([1, 2, draw.randrange(1 << 31)]) for _ in range(step.new)]
         prompt = [*base[: round(len(base) * step.cut)], *new]
         ids = ids_of(*prompt)
+        if step.kept and (in_place := paths[-1].extended(0, [ids])) is not None:
+            ids = in_place
+        elif step.kept:
+            paths.append(PathBuffer([ids]))
+            ids = paths[-1].first(len(prompt))
         pieces, known = kept.write(step.episode_id, ids, float(at))
         assert joined(pieces) == json.dumps(prompt, separators=(",", ":")).encode()
         assert known == 0 or any(prompt[:known] == earlier[:known] for earlier in sent[step.episode_id])
-        ids[:] = 7  # what was given is the caller's; nothing here changes with it
+        if not step.kept:
+            ids[:] = 7  # what was given is the caller's, who may change it
         sent[step.episode_id].append(prompt)
         prompts.append(prompt)
         if step.then == "drop":
@@ -111,6 +129,32 @@ def test_conversations_side_by_side_do_not_drive_each_other_out() -> None:
         for prompt in prompts:
             prompt.append(turn)
             assert kept.write("e", ids_of(*prompt), 0.0)[1] == len(prompt) - 1
+
+
+@given(st.lists(st.integers(0, 2), max_size=9), st.integers(0, 9), st.integers(0, 9), st.booleans())
+def test_shared_ids_are_those_that_are_the_same(ids: list[int], one: int, other: int, copied: bool) -> None:
+    buffer = ids_of(*ids)
+    pair = buffer[:one], (buffer.copy() if copied else buffer)[other:]
+    expected = next((at for at, (left, right) in enumerate(zip(*pair, strict=False)) if left != right), None)
+    assert shared_ids(*pair) == (min(map(len, pair)) if expected is None else expected)
+
+
+def test_ids_in_one_place_are_not_compared() -> None:
+    buffer = ids_of(*range(9))
+    assert _same_place(buffer[:], buffer[:4])
+    for other in (buffer.copy(), buffer[1:], buffer[::-1], buffer[::2], buffer.view(np.float32)):
+        assert not _same_place(other, buffer[:4])
+
+
+def test_a_path_in_its_buffer_is_kept_once() -> None:
+    path, kept = PathBuffer([ids_of(*range(1000))]), PromptJson(1 << 20)
+    first = path.first(1000)
+    kept.write("e", first, 0.0)
+    longer = path.extended(1000, [ids_of(7)])
+    assert longer is not None
+    assert kept.write("e", longer, 0.0)[1] == 1000
+    (written,) = kept._episodes["e"]
+    assert np.shares_memory(written.ids, first)
 
 
 def test_the_ids_stand_among_the_other_fields() -> None:

@@ -2,7 +2,8 @@
 
 A call of an agent repeats the whole conversation, so its ids are those of the call before and some more. The JSON
 of the ids is kept in pieces, with the ids that it was written from; the next prompt is compared with these (which
-takes a small part of the time that writing takes), and is written from where it differs.
+takes a small part of the time that writing takes, and none where both lie in one place), and is written from where
+it differs.
 
 What must hold: the pieces, joined, are the JSON of the ids that were given, whatever was kept. Bounded: at most
 ``most_bytes`` are kept, the latest used; ``drop`` and ``rest`` let go of them, and the next call writes all again.
@@ -27,49 +28,39 @@ PIECES: Final = 16
 """With so many pieces the older half becomes one. The younger ones stay apart, so that a prompt that leaves the
 conversation a few turns before its end (a retry, an edit) still finds most of it."""
 
-ROOM: Final = 8
-"""A prompt that grows has room for an eighth more than it needs."""
-
 
 @dataclass(slots=True, eq=False)
 class _Written:
-    """A prompt: the first ``count`` of ``buffer`` int32, and its JSON without brackets. ``ends[i]``: ids in
-    ``pieces[: i + 1]``. The buffer is a copy, which nobody else can change."""
+    """A prompt, read-only, and its JSON without brackets. ``ends[i]``: ids in ``pieces[: i + 1]``."""
 
-    buffer: Int32Array
-    count: int = 0
+    ids: Int32Array
     pieces: list[bytes] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
     used: float = 0.0
 
     @property
     def size(self) -> int:
-        return self.buffer.nbytes + sum(map(len, self.pieces))
+        return self.ids.nbytes + sum(map(len, self.pieces))
 
     def become(self, ids: Int32Array, shared: int) -> None:
-        """``ids``, of which the first ``shared`` are here."""
+        """``ids``, read-only, of which the first ``shared`` are here."""
         while self.ends and self.ends[-1] > shared:
             self.ends.pop()
             self.pieces.pop()
-        if len(ids) > len(self.buffer):
-            grown = np.empty(len(ids) + len(ids) // ROOM, np.int32)
-            grown[:shared] = self.buffer[:shared]
-            self.buffer = grown
-        self.buffer[shared : len(ids)] = ids[shared:]
-        self.count = len(ids)
+        self.ids = ids
         self._write(shared)
-        self._write(self.count)
+        self._write(len(ids))
 
     def branch(self, shared: int) -> _Written:
         """Another prompt that begins with the first ``shared`` ids."""
         kept = sum(end <= shared for end in self.ends)
-        return _Written(self.buffer[:shared].copy(), shared, self.pieces[:kept], self.ends[:kept])
+        return _Written(self.ids[:shared], self.pieces[:kept], self.ends[:kept])
 
     def _write(self, end: int) -> None:
         """Adds a piece that ends with the id before ``end``."""
         start = self.ends[-1] if self.ends else 0
         if end > start:
-            self.pieces.append(ids_json(self.buffer[start:end]))
+            self.pieces.append(ids_json(self.ids[start:end]))
             self.ends.append(end)
 
     def settle(self) -> None:
@@ -91,16 +82,22 @@ class PromptJson:
 
     def write(self, episode_id: str, ids: Int32Array, now: float) -> tuple[list[bytes], int]:
         """The JSON of ``ids`` (int32[n], n > 0) without brackets, in pieces to be joined with commas; and how many
-        ids at the beginning were in an earlier prompt, all of which were written then."""
+        ids at the beginning were in an earlier prompt, all of which were written then.
+
+        Ids that are read-only are kept as they are: whoever gives them never changes them. Others are copied.
+        """
+        if ids.flags.writeable:
+            ids = ids.copy()
+            ids.flags.writeable = False
         known = self._episodes.setdefault(episode_id, [])
         self._episodes.move_to_end(episode_id)
         like, shared = _most_alike(known, ids)
-        if like is not None and 2 * shared >= like.count:  # it goes on, or was changed near its end
+        if like is not None and 2 * shared >= len(like.ids):  # it goes on, or was changed near its end
             known.remove(like)
             self.kept_bytes -= like.size
             written = like
         else:
-            written = _Written(np.empty(0, np.int32)) if like is None else like.branch(shared)
+            written = _Written(ids[:0]) if like is None else like.branch(shared)
             if len(known) == CONVERSATIONS:
                 self.kept_bytes -= known.pop(0).size
         written.become(ids, shared)
@@ -144,17 +141,26 @@ def _most_alike(known: Sequence[_Written], ids: Int32Array) -> tuple[_Written | 
     """The prompt that ``ids`` repeats the most of, and how many ids. None: it is another conversation."""
     best, most = None, 0
     for written in reversed(known):
-        shared = _shared(written.buffer[: written.count], ids)
+        shared = shared_ids(written.ids, ids)
         if shared > most:
             best, most = written, shared
-        if shared == written.count:
+        if shared == len(written.ids):
             break
     return best, most
 
 
-def _shared(one: Int32Array, other: Int32Array) -> int:
-    """Ids at the beginning that are the same in both."""
+def shared_ids(one: Int32Array, other: Int32Array) -> int:
+    """Ids at the beginning that are the same in both, which nobody changes."""
     size = min(len(one), len(other))
+    if _same_place(one, other):
+        return size
     differ = one[:size] != other[:size]
     first = int(differ.argmax()) if size else 0
     return first if size and differ[first] else size
+
+
+def _same_place(one: Int32Array, other: Int32Array) -> bool:
+    """Whether both begin at one place in memory: a path's prompts lie in one buffer (``capture/path_buffer``)."""
+    if one.base is None or one.base is not other.base or one.strides != other.strides or one.dtype != other.dtype:
+        return False
+    return bool(one.__array_interface__["data"][0] == other.__array_interface__["data"][0])

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turnstile.models import Int32Array
-from turnstile_server.engines.fleet.prefix import BLOCK, PrefixMemory, _same_place
+from turnstile_server.engines.fleet.prefix import BLOCK, PrefixMemory
 
 
 def run_of(start: int, count: int) -> Int32Array:
@@ -80,11 +80,3 @@ def test_ids_that_lie_where_the_prompts_do_give_the_answers_of_a_copy(
         memory.leave("ep_0", "w0", "v0", 0, [piece, buffer[:1]])
         answers.append([memory.expected("ep_0", "w0", "v0", 0, prompt) for prompt in prompts])
     assert answers[0] == answers[1]
-
-
-def test_ids_in_one_buffer_are_not_compared() -> None:
-    buffer = np.arange(2 * BLOCK, dtype=np.int32)
-    assert _same_place(buffer[:], buffer[:BLOCK])
-    assert not _same_place(buffer.copy(), buffer[:BLOCK])
-    assert not _same_place(buffer[1:], buffer[:BLOCK])
-    assert not _same_place(buffer[:1], buffer[:BLOCK])

@@ -13,9 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-import numpy as np
-
 from turnstile.models import Int32Array
+from turnstile_server.engines.prompt_json import shared_ids
 
 BLOCK: Final = 128
 """Engines keep whole blocks; the largest in use (vLLM on CPU) has so many tokens."""
@@ -100,22 +99,10 @@ def _begins(prompt: Int32Array, left: bytes | list[Int32Array]) -> bool:
         return _digest([prompt]) == left
     at = 0
     for piece in left:
-        if at == 0 and _same_place(prompt, piece):  # a path's prompts lie in one buffer (``capture/path_buffer``)
-            at = len(piece)
-            continue
-        if not np.array_equal(prompt[at : at + len(piece)], piece):
+        if shared_ids(prompt[at : at + len(piece)], piece) < len(piece):
             return False
         at += len(piece)
     return True
-
-
-def _same_place(prompt: Int32Array, piece: Int32Array) -> bool:
-    """Whether the ids of ``piece``, which nobody changes, are in memory the first ones of ``prompt``."""
-    if piece.base is None or piece.base is not prompt.base or len(piece) > len(prompt):
-        return False
-    if piece.dtype != prompt.dtype or piece.strides != prompt.strides:
-        return False
-    return bool(piece.__array_interface__["data"] == prompt.__array_interface__["data"])
 
 
 def _digest(pieces: bytes | Sequence[Int32Array]) -> bytes:
