@@ -235,3 +235,13 @@ def test_top_stays_on_a_terminal_until_it_is_interrupted(door: Door) -> None:
         os.close(terminal)
     assert b"Traceback" not in shown
     assert b"\x1b[?1049l" in shown, "the screen from before is back"
+
+
+def test_an_interrupt_whose_exception_is_lost_is_remembered() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with top._Interrupts() as interrupts:
+        assert not interrupts.came
+        with suppress(KeyboardInterrupt):  # as the interpreter does in a finalizer
+            signal.raise_signal(signal.SIGINT)
+        assert interrupts.came
+    assert signal.getsignal(signal.SIGINT) is before

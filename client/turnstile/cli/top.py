@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import sys
 import time
 from collections import defaultdict
@@ -89,11 +90,34 @@ def top(
                 echo("" if number else f"{time.strftime('%H:%M:%S')}\n")
                 show_table(columns, rows)
         else:
-            with suppress(KeyboardInterrupt), Live(_picture(now, before), screen=True, auto_refresh=False) as live:
-                while True:
+            with (
+                suppress(KeyboardInterrupt),
+                _Interrupts() as interrupts,
+                Live(_picture(now, before), screen=True, auto_refresh=False) as live,
+            ):
+                while not interrupts.came:
                     time.sleep(interval)
                     before, now = now, Look.take(client, limit)
                     live.update(_picture(now, before), refresh=True)
+
+
+class _Interrupts:
+    """Remembers Ctrl-C for the length of a block. The exception alone is not enough: it is lost where it is raised
+    in what must not raise, such as a finalizer."""
+
+    def __init__(self) -> None:
+        self.came = False
+
+    def __enter__(self) -> _Interrupts:
+        self._before = signal.signal(signal.SIGINT, self._interrupted)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+    def _interrupted(self, *_: object) -> None:
+        self.came = True
+        raise KeyboardInterrupt
 
 
 @dataclass(frozen=True, slots=True)
