@@ -143,6 +143,7 @@ async def _sglang(folder: Path) -> None:
 
 
 @pytest.mark.vllm
+@pytest.mark.thorough  # on SGLang: the test above
 @pytest.mark.timeout(1500)
 def test_episodes_on_vllm_survive_three_updates(tmp_path: Path) -> None:
     asyncio.run(_vllm(tmp_path))

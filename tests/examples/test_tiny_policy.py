@@ -221,6 +221,7 @@ def test_rendering_the_history_again_would_give_other_tokens(played: list[Rollou
 
 
 @pytest.mark.sglang
+@pytest.mark.thorough
 @pytest.mark.timeout(400)
 def test_sglang_serves_it_too(tmp_path: Path, renderer: Renderer) -> None:
     with sglang_server(TINY) as url:
