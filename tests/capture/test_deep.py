@@ -14,6 +14,7 @@ from turnstile.models import Message, ToolCall
 from turnstile_server.capture import CallMatch, TokenTree, breaks, compare, export_samples, keys, match
 from turnstile_server.capture.compare import Comparison, Schemas
 from turnstile_server.capture.keys import tools_key
+from turnstile_server.capture.tree import CACHED_PATHS
 
 TURNS = 5_000
 KEY = tools_key([], "t")
@@ -31,12 +32,11 @@ def conversation(turns: int) -> list[Message]:
     return messages
 
 
-@pytest.fixture(scope="module")
-def deep() -> TokenTree:
-    """One path of 5,000 turns: every reply a call that differs in its argument only."""
+def path_of(turns: int) -> TokenTree:
+    """One path: every reply a call that differs in its argument only."""
     tree = TokenTree()
     parent = None
-    for index in range(TURNS):
+    for index in range(turns):
         new = (Message("user", "u"),) if parent is None else (TOOL,)
         place = CallMatch(parent=parent, new_messages=new, echo=(), broken=None, request_messages=new)
         parent = tree.add(
@@ -45,6 +45,12 @@ def deep() -> TokenTree:
     assert parent is not None
     parent.record_delivery("written")
     return tree
+
+
+@pytest.fixture(scope="module")
+def deep() -> TokenTree:
+    """5,000 turns, to which no test adds any."""
+    return path_of(TURNS)
 
 
 class Comparisons(Counter[str]):
@@ -105,6 +111,32 @@ def test_many_twins_share_the_comparison_of_their_path(compared: Comparisons) ->
     found = tree.match([*conversation(count), answer(0), TOOL], [], KEY)
     assert found.parent is last
     assert compared == {"reply": 2 * count, "foreign": 2 * count}
+
+
+def test_calls_that_leave_a_path_at_one_place_again_and_again_do_not_compare_it_again(
+    compared: Comparisons,
+) -> None:
+    """As resamplings of a turn do, with some turns of each: other paths are cached meanwhile."""
+    tree, start = path_of(200), 100
+    for branch in range(3 * CACHED_PATHS):
+        call = [*conversation(start), Message("user", f"branch {branch}")]
+        for depth in range(3):
+            found, seq = tree.match(call, [], KEY), len(tree)
+            node = tree.add(make_turn(found, answer(seq), seq=seq, tools_key=KEY, completion_ids=[7, 8]))
+            node.record_delivery("written")
+            assert node.depth == start + depth
+            call += [answer(seq), TOOL]
+        if branch == 0:
+            compared.clear()
+    assert max(compared.values()) <= 3 * 3 * CACHED_PATHS, "one for each call, and none for what is above"
+
+
+def test_of_several_known_paths_the_deepest_is_gone_on_from(deep: TokenTree, compared: Comparisons) -> None:
+    deep.match(conversation(TURNS), [], KEY)
+    deep.match([*conversation(3), Message("user", "leaves it early")], [], KEY)
+    compared.clear()
+    assert deep.match(conversation(TURNS), [], KEY).parent is deep[f"turn_{TURNS - 1}"]
+    assert not compared
 
 
 def test_the_search_for_a_break_compares_no_more_than_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,11 +82,16 @@ class PathCache:
     node: Node
     echo: EchoMatch
 
+    def __len__(self) -> int:
+        return len(self.messages)
+
     def begins(self, messages: Sequence[Message], tools_key: str) -> bool:
         """The call begins with this path. An assistant message behind it would belong to the path's last group."""
         count = len(self.messages)
         return (
             self.tools_key == tools_key
+            and len(messages) >= count
+            and messages[count - 1] == self.messages[-1]  # paths that part do so near their ends
             and tuple(messages[:count]) == self.messages
             and (len(messages) == count or messages[count].role != "assistant")
         )

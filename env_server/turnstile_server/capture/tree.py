@@ -23,8 +23,8 @@ from turnstile_server.capture.statistics import RunningStatistics
 from turnstile_server.capture.volatile import VolatileText
 
 CACHED_PATHS = 8
-"""Paths that are cached for the search of a parent: one for each conversation that takes turns at the same
-time."""
+"""Paths that are cached for the search of a parent, the latest used: one for each conversation that takes turns at
+the same time, and of each the last ones, for a call that leaves it a few turns before its end."""
 
 
 class Turns:
@@ -82,7 +82,8 @@ class TokenTree(Turns):
         self._by_end: NodeIndex[Key] = NodeIndex()
         self._by_dialogue: NodeIndex[Key] = NodeIndex()
         self._by_request: NodeIndex[str] = NodeIndex()
-        self._paths: deque[PathCache] = deque(maxlen=CACHED_PATHS)
+        self._paths: list[PathCache] = []
+        """The last used at the end."""
         self._statistics = RunningStatistics()
 
     def match(self, messages: Sequence[Message], tools: Sequence[Tool], tools_key: str) -> CallMatch:
@@ -92,7 +93,8 @@ class TokenTree(Turns):
         what that call adds.
         """
         compared = self._volatile.masked(messages)
-        known = next((path for path in reversed(self._paths) if path.begins(compared, tools_key)), None)
+        deepest_first = sorted(self._paths, key=PathCache.__len__, reverse=True)
+        known = next((path for path in deepest_first if path.begins(compared, tools_key)), None)
         groups = group(compared) if known is None else [*known.groups, *group(compared, len(known.messages))]
         schemas = schemas_of(tools)
         found = find_parent(groups, schemas, tools_key, self._by_end, known)
@@ -102,7 +104,8 @@ class TokenTree(Turns):
         if found.node is not None and echo is not None:
             if known is None or found.node is not known.node:
                 path, covered = tuple(compared[:consumed]), tuple(groups[: found.groups])
-                self._paths.append(PathCache(tools_key, path, covered, found.node, echo))
+                known = PathCache(tools_key, path, covered, found.node, echo)
+            self._paths = [*(path for path in self._paths if path is not known), known][-CACHED_PATHS:]
             if compared is not messages and _system_messages(messages[:consumed]) != _stored_system(found.node):
                 cosmetic.add(Cosmetic.SYSTEM_VOLATILE)
         return CallMatch(
