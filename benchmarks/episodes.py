@@ -114,6 +114,7 @@ async def measured(options: argparse.Namespace, folder: Path) -> Figures:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     most = max([*options.at_once, options.open, 1])
     figures: Figures = {}
+    failed: tuple[BaseException, ...] = ()
     async with Stage(folder, options.installs, agent=options.agent, at_once=most) as stage:
         try:
             figures["cost"] = await cost(stage, options.episodes)
@@ -125,7 +126,9 @@ async def measured(options: argparse.Namespace, folder: Path) -> Figures:
             if options.open:
                 figures["open"] = await open_episodes(stage, options.open, options.idle_s)
         except* EpisodeFailure as failures:
-            raise SystemExit(f"{failures.exceptions[0]}\n{stage.log}") from None
+            failed = failures.exceptions
+        if failed:
+            raise SystemExit(f"{failed[0]}\n{stage.log}")
     return figures
 
 

@@ -136,7 +136,7 @@ def main() -> None:
     asked.out.mkdir(parents=True, exist_ok=True)
     arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
     with tempfile.TemporaryDirectory(prefix="viewer-pictures-") as work, tarfile.open(RECORDED) as recorded:
-        recorded.extractall(work, filter="data")
+        recorded.extractall(work)
         with viewer(Path(work)) as (url, key), sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=arguments)
             for picture in PICTURES_TAKEN:

@@ -191,12 +191,15 @@ def main() -> int:
         mounts = False
     folder = Path(tempfile.mkdtemp(prefix="tc-"))
     try:
+        failed: tuple[BaseException, ...] = ()
         try:
             report = asyncio.run(play(options, folder, mounts))
-        except* CannotPlayError as failed:
-            for error in failed.exceptions:
-                print(f"NOT PLAYED: {error}", flush=True)
-            sys.exit(2)
+        except* CannotPlayError as errors:
+            failed = errors.exceptions
+        for error in failed:
+            print(f"NOT PLAYED: {error}", flush=True)
+        if failed:
+            return 2
         command = f"python benchmarks/campaign --seed {options.seed} --backends {' '.join(options.backends)}"
         print(report.as_text(command), flush=True)
         if options.out is not None:

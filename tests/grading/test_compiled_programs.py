@@ -21,7 +21,7 @@ PYTHON = ("python3", "-I", "-S", "-B")
 @pytest.fixture
 def programs(tmp_path: Path) -> Path:
     with tarfile.open(fileobj=io.BytesIO(pack_programs(PYTHON))) as archive:
-        archive.extractall(tmp_path, filter="data")
+        archive.extractall(tmp_path)
     return tmp_path / "inside"
 
 

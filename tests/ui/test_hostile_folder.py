@@ -47,7 +47,7 @@ FREE = frozenset(
 def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
     good, bad = tmp_path_factory.mktemp("good"), tmp_path_factory.mktemp("bad")
     with tarfile.open(RECORDED) as archive:
-        archive.extractall(good, filter="data")
+        archive.extractall(good)
 
     async def spoil() -> None:
         journal = await ReadOnlyJournal.open(good)

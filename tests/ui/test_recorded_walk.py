@@ -48,7 +48,7 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
     """No agent has a door to it."""
     folder = tmp_path_factory.mktemp("recorded")
     with tarfile.open(RECORDED) as archive:
-        archive.extractall(folder, filter="data")
+        archive.extractall(folder)
     with folder_viewer(folder, TOKENIZER_FOLDER) as url:
         yield Door(url, KEY, "", folder)
 
