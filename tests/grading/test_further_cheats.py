@@ -220,9 +220,9 @@ async def test_a_failure_that_the_work_swallows_fails_a_test_of_pytest(provider:
     try:
         grade = await grader(provider).grade(the_task(tests=tests), work({"mathx/__init__.py": swallows}))
     except TaskFailed as error:
-        if provider.inner.name != "docker" or "pytest is not in the image" not in error.message:
+        if "pytest is not in the image" not in error.message:
             raise
-        pytest.skip("the image has no pytest")
+        pytest.skip("the image, or the interpreter of sandboxes without one, has no pytest")
     assert grade.reward == 0.0, grade.detail
     assert "swallowed an assertion" in str(grade.detail["tests"]["failed"])
 
