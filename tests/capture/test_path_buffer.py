@@ -7,11 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from capture.play import Play
 from turnstile.models import Int32Array
+from turnstile_server.capture.node import Node
 from turnstile_server.capture.path_buffer import PathBuffer
 
 # Few different tokens, so that branches often begin alike.
@@ -115,3 +117,24 @@ def test_calls_from_one_turn_at_the_same_time_have_tokens_of_their_own() -> None
         node.cool()
         assert node.tokens()[: len(prompt)].tolist() == prompt.tolist()
     assert len({prompt.tobytes() for prompt in prompts}) == len(words)
+
+
+def test_a_path_that_is_read_turn_by_turn_is_not_searched_downwards_for_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    searched: list[Node] = []
+    search = Node._buffer_below
+
+    def counted(node: Node) -> PathBuffer | None:
+        searched.append(node)
+        return search(node)
+
+    monkeypatch.setattr(Node, "_buffer_below", counted)
+    play, asked = Play(), "user:u0"
+    nodes = [play.turn(asked, "a0")]
+    for index in range(1, 6):
+        asked += f" assistant:a{index - 1} user:u{index}"
+        nodes.append(play.turn(asked, f"a{index}"))
+    lengths = [len(node.tokens()) for node in nodes]
+    assert lengths == [node.token_count for node in nodes]
+    assert searched == nodes[:1]

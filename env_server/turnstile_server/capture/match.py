@@ -82,9 +82,6 @@ class PathCache:
     node: Node
     echo: EchoMatch
 
-    def __len__(self) -> int:
-        return len(self.messages)
-
     def begins(self, messages: Sequence[Message], tools_key: str) -> bool:
         """The call begins with this path. An assistant message behind it would belong to the path's last group."""
         count = len(self.messages)

@@ -204,7 +204,8 @@ class Node:
         known = self._path
         if known is not None:
             return known
-        below = self._buffer_below()
+        above = self.parent is not None and self.parent._path is not None
+        below = None if above else self._buffer_below()
         self._path = whole = self._joined() if below is None else (below.first(self.token_count), below)
         return whole
 

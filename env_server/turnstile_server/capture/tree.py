@@ -93,7 +93,7 @@ class TokenTree(Turns):
         what that call adds.
         """
         compared = self._volatile.masked(messages)
-        deepest_first = sorted(self._paths, key=PathCache.__len__, reverse=True)
+        deepest_first = sorted(self._paths, key=lambda path: len(path.messages), reverse=True)
         known = next((path for path in deepest_first if path.begins(compared, tools_key)), None)
         groups = group(compared) if known is None else [*known.groups, *group(compared, len(known.messages))]
         schemas = schemas_of(tools)

@@ -306,7 +306,8 @@ class Engine(Protocol):
         origin: CallOrigin,
         stream: bool,
     ) -> AsyncGenerator[EngineChunk, None]:
-        """Samples a completion of ``input_ids`` int32[n]; with ``stream`` False in one chunk.
+        """Samples a completion of ``input_ids`` int32[n]; with ``stream`` False in one chunk. Ids that are
+        read-only are never changed by anybody afterwards, so they may be kept.
 
         An aborted call ends with finish reason ``abort`` and the tokens so far. Raises EngineUnavailable,
         EngineTimeout, EngineProtocolError (missing or non-finite logprobs, counts that disagree, ids outside the
