@@ -7,6 +7,7 @@ None of them computes what the hidden test asks for, so all of them score 0.
 from __future__ import annotations
 
 import io
+import os
 import tarfile
 from collections.abc import Iterator
 from typing import Any
@@ -220,7 +221,8 @@ async def test_a_failure_that_the_work_swallows_fails_a_test_of_pytest(provider:
     try:
         grade = await grader(provider).grade(the_task(tests=tests), work({"mathx/__init__.py": swallows}))
     except TaskFailed as error:
-        if "pytest is not in the image" not in error.message:
+        in_ci = os.environ.get("CI") and provider.inner.name != "docker"  # which has it in the interpreter
+        if in_ci or "pytest is not in the image" not in error.message:
             raise
         pytest.skip("the image, or the interpreter of sandboxes without one, has no pytest")
     assert grade.reward == 0.0, grade.detail
