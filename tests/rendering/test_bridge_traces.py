@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from chat_templates import CHATML_FAMILY, HERMES
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 from rendering_models import BASH, USER, ids_of, make_folder
 
@@ -177,7 +177,11 @@ def test_a_continuation_without_the_template_is_the_one_that_the_template_gives(
             both(subject, end, new, data.draw(st.sampled_from([None, None, None, 500, 20])))
 
     compare()
-    assert taken[True] >= (3 if name in NEVER else 12), taken
+    enough = 3 if name in NEVER else 12
+    for more in range(20):  # chance may draw few shapes that can be noted; what these seeds draw is enough
+        if taken[True] < enough:
+            seed(more)(compare)()
+    assert taken[True] >= enough, taken
 
 
 @pytest.mark.parametrize("name", [*CHATML_FAMILY, "tiny", "role_stop", "llama", "glues", *HABITS])
