@@ -1,4 +1,8 @@
-"""Engines for tests of the fleet: each does what its test tells it, and notes what was asked of it."""
+"""Engines for tests of the fleet: each does what its test tells it, and notes what was asked of it.
+
+All times are those of a clock that jumps (``JumpingLoop``): a short limit is tripped by no busy machine, and a
+sleep says exactly how much of the fleet's time passes.
+"""
 
 from __future__ import annotations
 
@@ -51,6 +55,8 @@ class ToldEngine(Engine):
         """Its scheduler stands still since then; what it said last is told for as long."""
         self.told_load: EngineLoad | None = None
         self.running: dict[str, anyio.Event] = {}
+        self.sampled = 0
+        """Tokens, of all calls."""
         self.paused = False
         self.closed = False
 
@@ -89,6 +95,7 @@ class ToldEngine(Engine):
                 if self.paused or aborted.is_set():
                     continue
                 count += 1
+                self.sampled += 1
                 versions.append(str(self.version))
                 if stream:
                     yield EngineChunk(np.array([7], np.int32), np.array([-0.5], np.float32), None, self.version)
@@ -204,11 +211,6 @@ async def running(*engines: Engine, settings: WorkerSettings = QUICK, **options:
         finally:
             tasks.cancel_scope.cancel()
     await fleet.close()
-
-
-async def until(true: Any) -> None:
-    while not true():  # noqa: ASYNC110 - nothing announces the change
-        await anyio.sleep(0.005)
 
 
 def statuses(fleet: Fleet) -> list[str]:

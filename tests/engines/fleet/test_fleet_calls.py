@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import anyio
 import pytest
-from fleet_support import QUICK, Said, ToldEngine, running, statuses, until
+from fleet_support import QUICK, Said, ToldEngine, running, statuses
 
 from turnstile_server.engines.protocol import EngineLoad
 from turnstile_server.errors import (
     EngineUnavailable,
     TooManyCalls,
 )
+from waiting import wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -25,8 +26,7 @@ async def test_a_generation_that_a_pause_aborts_goes_on_with_its_own_tokens_and_
     engine, said = ToldEngine(), Said()
     async with running(engine) as fleet, anyio.create_task_group() as tasks:
         tasks.start_soon(lambda: said.run(fleet, 60, stream=stream))
-        await until(lambda: engine.running)
-        await anyio.sleep(0.02)
+        await wait_until(lambda: engine.sampled >= 10)
         await fleet.pause("abort")
         await fleet.load_weights("/v1", "v1", "abort")
         await anyio.sleep(0.02)
@@ -49,10 +49,9 @@ async def test_an_unstreamed_caller_has_the_tokens_of_a_cut_part_also_when_the_c
     engine, said = ToldEngine(), Said()
     async with running(engine) as fleet, anyio.create_task_group() as tasks:
         tasks.start_soon(lambda: said.run(fleet, 100_000, stream=False))
-        await until(lambda: engine.running)
-        await anyio.sleep(0.02)
+        await wait_until(lambda: engine.sampled >= 10)
         await fleet.pause("abort")
-        await until(lambda: said.ids)
+        await wait_until(lambda: said.ids)
         engine.fails["generate"] = EngineUnavailable("it broke")
         await fleet.resume()
     assert isinstance(said.error, EngineUnavailable)
@@ -63,8 +62,7 @@ async def test_tokens_that_a_call_with_a_format_gives_up_are_told() -> None:
     engine, said = ToldEngine(), Said()
     async with running(engine) as fleet, anyio.create_task_group() as tasks:
         tasks.start_soon(lambda: said.run(fleet, 60, stream=False, json_schema="{}"))
-        await until(lambda: engine.running)
-        await anyio.sleep(0.02)
+        await wait_until(lambda: engine.sampled >= 10)
         await fleet.pause("abort")
         await fleet.resume()
     assert said.ids == [7] * 60
@@ -78,7 +76,7 @@ async def test_with_keep_a_generation_that_is_cut_ends_with_what_it_has() -> Non
         tasks.start_soon(lambda: said.run(fleet, 600))
         await said.begun.wait()
         await fleet.pause("abort")
-        await until(lambda: said.finish is not None)
+        await wait_until(lambda: said.finish is not None)
     assert said.finish is not None
     assert (said.finish.reason, said.finish.kept) == ("abort", True)
     assert 0 < len(said.ids) < 600
@@ -93,7 +91,8 @@ async def test_a_generation_is_resumed_a_bounded_number_of_times() -> None:
         while said.finish is None:
             await fleet.pause("abort")
             await fleet.resume()
-            await anyio.sleep(0.01)
+            before = engine.sampled
+            await wait_until(lambda before=before: engine.sampled > before or said.finish)
     assert said.finish is not None
     assert said.finish.kept
     assert len(engine.asked("generate")) == 3
@@ -105,7 +104,7 @@ async def test_a_caller_that_aborts_gets_what_was_sampled_and_nothing_is_continu
         tasks.start_soon(lambda: said.run(fleet, 100_000, begun_at=5))
         await said.begun.wait()
         await fleet.abort("call")
-        await until(lambda: said.finish is not None)
+        await wait_until(lambda: said.finish is not None)
     assert said.finish is not None
     assert (said.finish.reason, said.finish.kept) == ("abort", False)
     assert len(said.ids) >= 5
@@ -118,9 +117,9 @@ async def test_a_call_that_waits_can_be_aborted() -> None:
     async with running(engine) as fleet, anyio.create_task_group() as tasks:
         await fleet.pause("retract")
         tasks.start_soon(lambda: said.run(fleet, 5))
-        await until(lambda: fleet.calls.waiting == 1)
+        await wait_until(lambda: fleet.calls.waiting == 1)
         await fleet.abort("call")
-        await until(lambda: said.finish is not None)
+        await wait_until(lambda: said.finish is not None)
         assert fleet.calls.waiting == 0
     assert said.finish is not None
     assert (said.finish.reason, said.ids) == ("abort", [])
@@ -180,7 +179,7 @@ async def test_a_call_of_which_no_token_has_left_goes_to_another_worker(stream: 
     said = Said()
     async with running(*engines) as fleet, anyio.create_task_group() as tasks:
         tasks.start_soon(lambda: said.run(fleet, 2, stream=stream))
-        await until(lambda: any(engine.running for engine in engines))
+        await wait_until(lambda: any(engine.running for engine in engines))
         victim = next(engine for engine in engines if engine.running)
         victim.dead = True
     assert said.error is None
@@ -206,7 +205,7 @@ async def test_calls_wait_for_a_worker_that_comes_back_and_fail_when_none_does()
         engine.dead = True
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(lambda: early.run(fleet, 3))
-            await until(lambda: statuses(fleet) == ["down"])
+            await wait_until(lambda: statuses(fleet) == ["down"])
             engine.dead = False
         assert early.ids == [7] * 3
         engine.dead = True
@@ -231,9 +230,9 @@ async def test_an_engine_that_says_it_is_full_lives_and_is_given_less() -> None:
         before = fleet.roster.workers[0].limit.value
         engine.fails["generate"] = EngineUnavailable("full", detail={"engine_status": 503})
         tasks.start_soon(lambda: said.run(fleet, 3))
-        await until(lambda: engine.asked("generate"))
+        await wait_until(lambda: engine.asked("generate"))
         engine.fails.clear()
-        await until(lambda: said.finish is not None)
+        await wait_until(lambda: said.finish is not None)
         assert statuses(fleet) == ["serving"]
         assert fleet.roster.workers[0].limit.value < before
     assert said.ids == [7] * 3
@@ -252,12 +251,11 @@ async def test_a_call_that_has_waited_for_its_worker_goes_elsewhere_before_one_t
         tasks.start_soon(lambda: first.run(fleet, 100_000, rid="first", episode="one"))
         await first.begun.wait()
         tasks.start_soon(lambda: waits.run(fleet, 100_000, rid="waits", episode="one"))
-        await until(lambda: fleet.calls.waiting == 1)
+        await wait_until(lambda: fleet.calls.waiting == 1)
         await anyio.sleep(0.06)
         assert fleet.calls.waiting == 1, "nobody has looked at it"
         tasks.start_soon(lambda: new.run(fleet, 1, rid="new", episode="another"))
-        with anyio.fail_after(5):
-            await waits.begun.wait()
+        await waits.begun.wait()
         assert new.ids == []
         tasks.cancel_scope.cancel()
 
@@ -269,7 +267,8 @@ async def test_more_calls_than_may_wait_are_refused() -> None:
         await fleet.pause("retract")
         for number, said in enumerate(waiting):
             tasks.start_soon(lambda number=number, said=said: said.run(fleet, 1, rid=f"c{number}"))
-            await anyio.sleep(0.01)
+            await wait_until(lambda number=number: fleet.calls.waiting == min(number + 1, 2))
+        await wait_until(lambda: waiting[2].error)
         assert isinstance(waiting[2].error, TooManyCalls)
         await fleet.resume()
     assert [said.ids for said in waiting] == [[7], [7], []]

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 import anyio
 import numpy as np
 import pytest
-from fleet_support import QUICK, Said, ToldEngine, running, statuses, until
+from fleet_support import QUICK, Said, ToldEngine, running, statuses
 
 from turnstile_server.engines.fleet.call import FleetCall
 from turnstile_server.engines.fleet.limit import WorkerLimit
@@ -16,6 +16,7 @@ from turnstile_server.engines.fleet.window import EpisodeWindow
 from turnstile_server.engines.fleet.worker import Worker
 from turnstile_server.engines.protocol import CallOrigin, EngineChunk, EngineLoad
 from turnstile_server.errors import EngineUnavailable
+from waiting import wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -37,10 +38,10 @@ async def test_a_call_without_a_token_leaves_a_worker_that_hangs(how: str, strea
         for engine in engines:
             engine.step_s = 0.05
         tasks.start_soon(lambda: said.run(fleet, 3, stream=stream))
-        await until(lambda: any(engine.running for engine in engines))
+        await wait_until(lambda: any(engine.running for engine in engines))
         stuck = next(engine for engine in engines if engine.running)
         hang(stuck, how)
-        await until(lambda: said.finish is not None)
+        await wait_until(lambda: said.finish is not None)
         assert said.ids == [7] * 3
         assert sorted(statuses(fleet)) == ["down", "serving"]
         assert fleet.calls.counts.failed_over == 1
@@ -56,7 +57,7 @@ async def test_a_call_whose_tokens_left_fails_with_a_worker_that_hangs(how: str)
         stuck = engine if engine.running else fleet.roster.workers[1].engine
         assert isinstance(stuck, ToldEngine)
         hang(stuck, how)
-        await until(lambda: said.error is not None)
+        await wait_until(lambda: said.error is not None)
         assert isinstance(said.error, EngineUnavailable)
         assert "hangs" in said.error.message
 
@@ -68,8 +69,8 @@ async def test_a_worker_that_is_slow_to_say_how_it_is_keeps_the_calls_that_it_se
         tasks.start_soon(lambda: said.run(fleet, 60))
         await said.begun.wait()
         engine.state = anyio.sleep_forever  # type: ignore[method-assign,assignment]
-        await until(lambda: statuses(fleet) == ["down"])
-        await until(lambda: said.finish is not None)
+        await wait_until(lambda: statuses(fleet) == ["down"])
+        await wait_until(lambda: said.finish is not None)
         assert (said.error, len(said.ids)) == (None, 60)
 
 
@@ -80,11 +81,11 @@ async def test_a_worker_that_comes_back_serves_again(how: str) -> None:
     async with running(engine, settings=settings) as fleet, anyio.create_task_group() as tasks:
         hang(engine, how)
         tasks.start_soon(lambda: said.run(fleet, 3))
-        await until(lambda: statuses(fleet) == ["down"])
+        await wait_until(lambda: statuses(fleet) == ["down"])
         await anyio.sleep(0.2)
         assert statuses(fleet) == ["down"], "it takes requests, which is not enough"
         setattr(engine, how, None if how == "stuck_at" else False)
-        await until(lambda: said.finish is not None)
+        await wait_until(lambda: said.finish is not None)
         assert (said.ids, statuses(fleet)) == ([7] * 3, ["serving"])
 
 
@@ -111,7 +112,7 @@ async def test_an_engine_that_said_nothing_while_it_was_idle_does_not_hang() -> 
         await said.begun.wait()
         await anyio.sleep(0.1)
         engine.told_load = EngineLoad(1, 0, 0.1, 0, age_s=0.0)
-        await until(lambda: said.finish is not None)
+        await wait_until(lambda: said.finish is not None)
         assert statuses(fleet) == ["serving"]
 
 
@@ -129,7 +130,7 @@ async def test_an_engine_that_was_paused_for_long_does_not_hang() -> None:
         await fleet.resume()
         await anyio.sleep(0.1)
         engine.told_load = EngineLoad(1, 0, 0.1, 0, age_s=0.0)
-        await until(lambda: said.finish is not None)
+        await wait_until(lambda: said.finish is not None)
         assert (said.error, len(said.ids)) == (None, 60)
 
 
@@ -138,14 +139,14 @@ async def test_calls_wait_in_an_engine_that_answers_nobody_while_it_loads_weight
     async with running(engine, settings=HURRY) as fleet, anyio.create_task_group() as tasks:
         engine.step_s = 0.3
         tasks.start_soon(lambda: said.run(fleet, 3))
-        await until(lambda: engine.running)
+        await wait_until(lambda: engine.running)
         state = engine.state
         async with fleet.roster.lock:  # an update is under way
             engine.state = anyio.sleep_forever  # type: ignore[method-assign,assignment]
-            await until(lambda: statuses(fleet) == ["down"])
+            await wait_until(lambda: statuses(fleet) == ["down"])
             await anyio.sleep(0.2)
         engine.state = state  # type: ignore[method-assign]
-        await until(lambda: said.finish is not None)
+        await wait_until(lambda: said.finish is not None)
         assert (said.error, said.ids, fleet.calls.counts.failed_over) == (None, [7] * 3, 0)
 
 

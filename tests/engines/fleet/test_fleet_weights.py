@@ -7,7 +7,7 @@ from pathlib import Path
 
 import anyio
 import pytest
-from fleet_support import QUICK, Said, ToldEngine, fleet_of, running, statuses, until
+from fleet_support import QUICK, Said, ToldEngine, fleet_of, running, statuses
 
 from turnstile_server.engines.protocol import EngineState
 from turnstile_server.engines.weights import TensorBucket, WeightGroup
@@ -20,6 +20,7 @@ from turnstile_server.errors import (
     StartupError,
     Unprocessable,
 )
+from waiting import wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -66,7 +67,7 @@ async def test_a_worker_that_misses_an_update_is_fenced_until_it_has_caught_up()
             assert set(said.versions) == {"v1"}
         assert engines[1].asked("generate") == []
         engines[1].fails.clear()
-        await until(lambda: statuses(fleet) == ["serving", "serving"])
+        await wait_until(lambda: statuses(fleet) == ["serving", "serving"])
         assert engines[1].version == "v1"
 
 
@@ -75,8 +76,8 @@ async def test_a_worker_that_was_started_anew_gets_the_current_weights_before_an
     async with running(*engines) as fleet:
         await fleet.load_weights("/v1", "v1", "retract")
         engines[1].version = "v0"  # as after a restart
-        await until(lambda: engines[1].version == "v1")
-        await until(lambda: statuses(fleet) == ["serving", "serving"])
+        await wait_until(lambda: engines[1].version == "v1")
+        await wait_until(lambda: statuses(fleet) == ["serving", "serving"])
 
 
 async def test_a_name_of_weights_is_never_used_for_others_and_never_again() -> None:
@@ -130,8 +131,8 @@ async def test_an_update_that_no_trainer_ends_is_cancelled_and_the_next_one_mend
         await fleet.begin_weights("tensors", "v1", "retract")
         await fleet.load_piece(TensorBucket(("x",)))
         tasks.start_soon(lambda: said.run(fleet, 3))
-        await until(lambda: statuses(fleet) == ["fenced"])
-        await until(lambda: not engine.paused)
+        await wait_until(lambda: statuses(fleet) == ["fenced"])
+        await wait_until(lambda: not engine.paused)
         assert "mixture" in fleet.roster.workers[0].detail
         assert engine.asked("generate") == [], "no call is sampled by a mixture"
         with pytest.raises(Conflict, match="no weight update is under way"):
@@ -194,9 +195,9 @@ async def test_weights_that_somebody_loaded_past_the_server_are_noticed() -> Non
     engines = ToldEngine(), ToldEngine()
     async with running(*engines) as fleet:
         engines[0].version = "theirs"
-        await until(lambda: statuses(fleet) == ["serving", "fenced"])
+        await wait_until(lambda: statuses(fleet) == ["serving", "fenced"])
         engines[1].version = "theirs"
-        await until(lambda: statuses(fleet) == ["serving", "serving"])
+        await wait_until(lambda: statuses(fleet) == ["serving", "serving"])
         assert (await fleet.state()).weight_version == "theirs"
 
 
@@ -235,7 +236,7 @@ async def test_sleep_waits_for_running_calls_and_new_ones_wait_until_weights_cam
         tasks.start_soon(lambda: second.run(fleet, 3, rid="b"))
         await fleet.wake()
         await fleet.load_weights("/v1", "v1", "retract")
-        await anyio.sleep(0.02)
+        await wait_until(lambda: fleet.calls.waiting == 1)
         assert second.ids == []
         await fleet.resume()
     assert set(second.versions) == {"v1"}
@@ -247,10 +248,10 @@ async def test_a_sleeping_engine_that_cannot_be_reached_says_so_until_it_can() -
         await fleet.sleep()
         worker = fleet.roster.workers[0]
         engine.dead = True
-        await until(lambda: "may be gone: it is dead" in worker.detail)
+        await wait_until(lambda: "may be gone: it is dead" in worker.detail)
         assert worker.status == "asleep", "it may come back as it was"
         engine.dead = False
-        await until(lambda: "wake it" in worker.detail)
+        await wait_until(lambda: "wake it" in worker.detail)
         await fleet.wake()
         assert statuses(fleet) == ["fenced"]
 
@@ -343,7 +344,7 @@ async def test_a_call_that_waits_while_its_adapter_is_unloaded_is_refused_and_no
         await fleet.load_adapter("poet", "/lora")
         await fleet.pause("retract")
         tasks.start_soon(lambda: said.run(fleet, 3, adapter="poet"))
-        await until(lambda: fleet.calls.waiting == 1)
+        await wait_until(lambda: fleet.calls.waiting == 1)
         await fleet.unload_adapter("poet")
         await fleet.resume()
     assert isinstance(said.error, EngineRefused)
@@ -376,9 +377,9 @@ async def test_calls_that_outlast_a_worker_that_is_removed_go_on_elsewhere_or_fa
         await begun.begun.wait()
         worker = next(worker for worker in fleet.roster.workers if worker.calls)
         tasks.start_soon(lambda: waiting.run(fleet, 200, rid="waiting", stream=False))
-        await until(lambda: worker.calls == 2)
+        await wait_until(lambda: worker.calls == 2)
         await fleet.remove_worker(worker.worker_id)
-        await until(lambda: begun.error is not None and waiting.finish is not None)
+        await wait_until(lambda: begun.error is not None and waiting.finish is not None)
         assert isinstance(begun.error, EngineUnavailable)
         assert waiting.ids == [7] * 200
         assert [left.calls for left in fleet.roster.workers] == [0]
@@ -401,9 +402,9 @@ async def test_an_engine_works_by_itself_for_as_long_as_it_is_a_worker() -> None
     first, second = WatchedEngine(), WatchedEngine()
     async with running(first, join=lambda url: second) as fleet:
         await fleet.add_worker("http://late")
-        await until(lambda: first.watched and second.watched)
+        await wait_until(lambda: first.watched and second.watched)
         await fleet.remove_worker("w2")
-        await until(lambda: not second.watched)
+        await wait_until(lambda: not second.watched)
         assert first.watched
     assert not first.watched
 
