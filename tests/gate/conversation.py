@@ -13,6 +13,7 @@ import httpx
 from gate_support import Prompted, Said, Stage
 
 from turnstile_server.journal.protocol import Record, RecordType
+from waiting import PATIENCE_S, wait_until
 
 END = "<|im_end|>"
 GO: list[dict[str, Any]] = [{"role": "user", "content": "go"}]
@@ -101,9 +102,11 @@ def appends_held(
 
 async def in_flight(stage: Stage, count: int) -> None:
     """Returns when the gate has ``count`` callers."""
-    with anyio.fail_after(30):
-        while f"turnstile_calls_in_flight {count}.0" not in (await stage.control.get("/metrics")).text:  # noqa: ASYNC110
-            await anyio.sleep(0.01)
+
+    async def as_many() -> bool:
+        return f"turnstile_calls_in_flight {count}.0" in (await stage.control.get("/metrics")).text
+
+    await wait_until(as_many, f"{count} calls in flight")
 
 
 def reply_ids(stage: Stage, text: str) -> list[int]:
@@ -137,7 +140,7 @@ def body(**fields: Any) -> dict[str, Any]:
 async def raw(episode: dict[str, Any], **options: Any) -> AsyncIterator[httpx.AsyncClient]:
     """A plain HTTP client with the episode's key."""
     options = {"headers": auth(episode), **options}
-    async with httpx.AsyncClient(timeout=30, verify=False, **options) as client:
+    async with httpx.AsyncClient(timeout=PATIENCE_S, verify=False, **options) as client:
         yield client
 
 
@@ -187,24 +190,27 @@ async def turns(stage: Stage, episode: dict[str, Any]) -> list[dict[str, Any]]:
 
 async def turns_once(stage: Stage, episode: dict[str, Any], count: int = 1) -> list[dict[str, Any]]:
     """The turns, as soon as there are ``count``."""
-    with anyio.fail_after(20):
-        while len(found := await turns(stage, episode)) < count:  # noqa: ASYNC110 - the server is asked by HTTP
-            await anyio.sleep(0.01)
-    return found
+
+    async def enough() -> list[dict[str, Any]]:
+        found = await turns(stage, episode)
+        return found if len(found) >= count else []
+
+    return await wait_until(enough, f"{count} turns")
 
 
 async def discarded_once(stage: Stage, episode: dict[str, Any]) -> dict[str, int]:
     """The episode's discarded tokens by reason, as soon as there are any."""
-    with anyio.fail_after(20):
-        while not (found := (await stage.get(episode))["stats"]["discarded"]):  # noqa: ASYNC110 - as above
-            await anyio.sleep(0.01)
-    counts: dict[str, int] = found
-    return counts
+
+    async def discarded() -> dict[str, int]:
+        counts: dict[str, int] = (await stage.get(episode))["stats"]["discarded"]
+        return counts
+
+    return await wait_until(discarded, "discarded tokens")
 
 
 async def ended_once(stage: Stage, episode: dict[str, Any]) -> dict[str, Any]:
     """The episode, as soon as it has ended."""
-    with anyio.fail_after(20):
+    with anyio.fail_after(PATIENCE_S):
         while (found := await stage.get(episode, "?wait=5"))["status"] == "running":
             pass
     ended: dict[str, Any] = found

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -14,18 +13,23 @@ from urllib.parse import urlsplit
 
 import anyio
 import pytest
-from anyio.abc import SocketStream
+from anyio.abc import SocketStream, TaskGroup
 from conversation import body, raw, reply_ids, url
 from gate_support import Stage, says, staged
+from loop_clock import loop_clock
 from starlette.types import Message
 
 from turnstile_server.errors import RequestTimeout
+from turnstile_server.http.connections import Seat
 from turnstile_server.http.fair_share import FairShare
-from turnstile_server.http.intake import BodyReader, Intake
+from turnstile_server.http.intake import BodyReader, Intake, Reservation
+from waiting import wait_until
 
 pytestmark = pytest.mark.anyio
 
 MIB = 1 << 20
+LONG = {"body_stall_s": 60, "body_timeout_s": 600}
+"""For bodies: longer than a busy machine takes for a step of a test. A test lets that time pass by the clock."""
 PATHS = {
     "chat": "/v1/chat/completions",
     "responses": "/v1/responses",
@@ -69,7 +73,51 @@ async def answered(connection: SocketStream) -> tuple[int, dict[str, str], Any]:
     return int(status.split()[1]), headers, json.loads(rest)
 
 
-async def call(stage: Stage, episode: dict[str, Any]) -> int:
+class Answers:
+    """What comes on each of the connections, in the order in which it comes."""
+
+    def __init__(self, tasks: TaskGroup, connections: list[SocketStream]) -> None:
+        self.statuses: list[int] = []
+        self.types: list[str] = []
+        for connection in connections:
+            tasks.start_soon(self._note, connection)
+
+    async def _note(self, connection: SocketStream) -> None:
+        status, _, said = await answered(connection)
+        self.statuses.append(status)
+        self.types.append(said["error"].get("type", ""))
+
+
+@pytest.fixture
+def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The declared sizes of the bodies that have got room or were refused it. A refusal is only told when the time
+    for the rest of its body is over."""
+    noted: list[int] = []
+    reserve = Intake.reserve
+
+    def note(self: Intake, owner: str, declared: int, section: str) -> Reservation:
+        noted.append(declared)
+        return reserve(self, owner, declared, section)
+
+    monkeypatch.setattr(Intake, "reserve", note)
+    return noted
+
+
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[Seat]:
+    """The places of the requests that the server has begun to serve."""
+    noted: list[Seat] = []
+    began = Seat.request_began
+
+    def note(self: Seat) -> None:
+        noted.append(self)
+        began(self)
+
+    monkeypatch.setattr(Seat, "request_began", note)
+    return noted
+
+
+async def reply_status(stage: Stage, episode: dict[str, Any]) -> int:
     stage.engine.answers = [says(reply_ids(stage, "fine"))]
     async with raw(episode) as client:
         return (await client.post(url(episode), json=body())).status_code
@@ -77,54 +125,62 @@ async def call(stage: Stage, episode: dict[str, Any]) -> int:
 
 @pytest.mark.parametrize("path", PATHS.values(), ids=PATHS)
 async def test_half_sent_bodies_of_one_episode_refuse_only_its_own_calls(
-    tiny_model: Path, tmp_path: Path, path: str
+    tiny_model: Path, tmp_path: Path, begun: list[Seat], path: str
 ) -> None:
-    limits = {"max_calls": 8, "max_calls_per_episode": 6, "body_stall_s": 0.5}
+    limits = {"max_calls": 8, "max_calls_per_episode": 6, **LONG}
     tools = {"max_requests_per_episode": 4}
     async with staged(tiny_model, tmp_path, gate=limits, tools=tools) as stage, AsyncExitStack() as stack:
         greedy, other = await stage.episode(), await stage.episode()
+        begun.clear()
         connections = [await stack.enter_async_context(half_sent(greedy, path=path)) for _ in range(12)]
-        with anyio.fail_after(30):
-            status, headers, _ = await answered(connections[-1])
-        assert (status, headers.get("retry-after")) == (429, "1")
+        await wait_until(lambda: len(begun) == 12)
         for _ in range(5):
-            assert await call(stage, other) == 200
+            assert await reply_status(stage, other) == 200
+        with loop_clock() as clock:
+            status, headers, _ = await clock.pass_while(answered(connections[-1]))
+        assert (status, headers.get("retry-after")) == (429, "1")
 
 
-async def test_many_greedy_episodes_leave_room_for_another_one(tiny_model: Path, tmp_path: Path) -> None:
-    limits = {"max_calls": 16, "max_calls_per_episode": 8, "body_stall_s": 5}
+async def test_many_greedy_episodes_leave_room_for_another_one(
+    tiny_model: Path, tmp_path: Path, begun: list[Seat]
+) -> None:
+    limits = {"max_calls": 16, "max_calls_per_episode": 8, **LONG}
     async with staged(tiny_model, tmp_path, gate=limits) as stage, AsyncExitStack() as stack:
         for _ in range(6):
             greedy = await stage.episode()
+            begun.clear()
             for _ in range(8):
                 await stack.enter_async_context(half_sent(greedy))
+            await wait_until(lambda: len(begun) == 8)
         for _ in range(3):
-            assert await call(stage, await stage.episode()) == 200
+            assert await reply_status(stage, await stage.episode()) == 200
 
 
 @pytest.mark.parametrize("path", [PATHS[kind] for kind in ("chat", "anthropic", "count", "mcp")])
 async def test_declared_bytes_beyond_the_episodes_limit_are_refused_before_they_are_read(
-    tiny_model: Path, tmp_path: Path, path: str
+    tiny_model: Path, tmp_path: Path, sizes: list[int], path: str
 ) -> None:
-    limits = {"max_body_bytes": 2 * MIB, "max_body_bytes_per_episode": 3 * MIB, "body_stall_s": 1.5}
-    async with staged(tiny_model, tmp_path, gate=limits, tools={"max_body_bytes": 2 * MIB}) as stage:
+    limits = {"max_body_bytes": 2 * MIB, "max_body_bytes_per_episode": 3 * MIB, **LONG}
+    tools = {"max_body_bytes": 2 * MIB, "body_timeout_s": 600}
+    async with staged(tiny_model, tmp_path, gate=limits, tools=tools) as stage:
         episode, other = await stage.episode(), await stage.episode()
         async with half_sent(episode, size=2 * MIB, path=path) as first:
-            await anyio.sleep(0.05)
+            await wait_until(lambda: 2 * MIB in sizes)
             async with half_sent(episode, size=2 * MIB, path=path) as second:
-                with anyio.fail_after(30):
-                    status, headers, said = await answered(second)
+                await wait_until(lambda: sizes.count(2 * MIB) == 2)
+                assert await reply_status(stage, other) == 200
+                with loop_clock() as clock:
+                    status, headers, said = await clock.pass_while(answered(second))
                 assert (status, headers["retry-after"]) == (429, "1")
                 assert path == PATHS["mcp"] or headers["x-should-retry"] == "true"
                 assert "max_body_bytes_per_episode" in json.dumps(said)
-            assert await call(stage, other) == 200
-            with anyio.fail_after(30):
-                assert (await answered(first))[0] == 408
-        assert await call(stage, episode) == 200
+            with loop_clock() as clock:
+                assert (await clock.pass_while(answered(first)))[0] == 408
+        assert await reply_status(stage, episode) == 200
 
 
 async def test_chunks_are_reserved_as_they_come(tiny_model: Path, tmp_path: Path) -> None:
-    limits = {"max_body_bytes": 2 * MIB, "max_body_bytes_per_episode": 3 * MIB, "body_stall_s": 2}
+    limits = {"max_body_bytes": 2 * MIB, "max_body_bytes_per_episode": 3 * MIB, **LONG}
     async with staged(tiny_model, tmp_path, gate=limits) as stage:
         episode = await stage.episode()
         async with (
@@ -132,45 +188,46 @@ async def test_chunks_are_reserved_as_they_come(tiny_model: Path, tmp_path: Path
             half_sent(episode, sent=b" " * (3 * MIB // 2), chunked=True) as second,
         ):
             await second.send(b"0\r\n\r\n")
-            with anyio.fail_after(30):
-                status, _, said = await answered(second)
+            status, _, said = await answered(second)
             assert (status, said["error"]["code"]) == (429, "too_many_bytes")
 
 
 async def test_bodies_of_many_episodes_are_bounded_over_all_and_leave_room_for_small_ones(
-    tiny_model: Path, tmp_path: Path
+    tiny_model: Path, tmp_path: Path, sizes: list[int]
 ) -> None:
-    limits = {"max_body_bytes": 2 * MIB, "max_body_bytes_total": 8 * MIB, "body_stall_s": 1.5}
+    limits = {"max_body_bytes": 2 * MIB, "max_body_bytes_total": 8 * MIB, **LONG}
     async with staged(tiny_model, tmp_path, gate=limits) as stage, AsyncExitStack() as stack:
         greedy = [await stage.episode() for _ in range(8)]
         other = await stage.episode()
         connections = [await stack.enter_async_context(half_sent(one, size=2 * MIB)) for one in greedy]
-        assert await call(stage, other) == 200
-        statuses = []
-        with anyio.fail_after(30):
-            for connection in connections:
-                statuses.append((await answered(connection))[0])
-        assert statuses.count(429) == 5, statuses
-        assert statuses.count(408) == 3, statuses
+        await wait_until(lambda: sizes.count(2 * MIB) == 8)
+        assert await reply_status(stage, other) == 200
+        answers = Answers(await stack.enter_async_context(anyio.create_task_group()), connections)
+        with loop_clock() as clock:
+            await clock.pass_until(lambda: len(answers.statuses) == 8)
+        assert sorted(answers.statuses) == [408] * 3 + [429] * 5
 
 
 async def test_a_body_that_stops_coming_is_408_and_one_that_comes_slowly_is_read(
     tiny_model: Path, tmp_path: Path
 ) -> None:
-    limits = {"body_stall_s": 0.6, "min_body_rate": 100, "body_timeout_s": 30}
+    limits = {"body_stall_s": 60, "min_body_rate": 1, "body_timeout_s": 3000}
     async with staged(tiny_model, tmp_path, gate=limits) as stage:
+        loop = asyncio.get_running_loop()
         episode = await stage.episode()
         stage.engine.answers = [says(reply_ids(stage, "fine"))]
         whole = json.dumps(body()).encode().ljust(300)
-        began = time.monotonic()
+        began = loop.time()
         async with half_sent(episode, size=300, sent=whole[:30]) as stalled:
-            status, headers, said = await answered(stalled)
+            with loop_clock() as clock:
+                status, headers, said = await clock.pass_while(answered(stalled))
+        assert loop.time() - began >= 60
         assert (status, said["error"]["code"], headers["connection"]) == (408, "request_timeout", "close")
         assert "body_stall_s" in said["error"]["message"]
-        assert 0.5 < time.monotonic() - began < 15
         async with half_sent(episode, size=300, sent=whole[:30]) as slow:
             for start in range(30, 300, 30):
-                await anyio.sleep(0.1)
+                with loop_clock() as clock:
+                    await clock.let_pass(10)
                 await slow.send(whole[start : start + 30])
             assert (await answered(slow))[0] == 200
 
@@ -197,51 +254,54 @@ async def test_a_body_that_came_while_the_process_stood_still_is_read(before_s: 
     intake = Intake("gate", Bounds())
     with intake.reserving("one", 4, "gate") as reservation:
         reader = BodyReader(receive, reservation, intake, Bounds(), "gate")
-        loop.call_later(1.0, coming.set)  # due after the body's deadlines; a stall makes them all due at once
-        loop.call_later(before_s, time.sleep, 1.5)
-        assert (await reader.next())["body"] == b"rest"
+        with loop_clock(stands=True) as clock:
+            loop.call_later(1.0, coming.set)  # due after the body's deadlines; a stall makes them all due at once
+            loop.call_later(before_s, clock.jump, 1.5)
+            assert (await clock.pass_while(reader.next()))["body"] == b"rest"
 
 
 @pytest.mark.parametrize(("stall_s", "most_s"), [(0.0, 0.6), (1.0, 2.1)])
 async def test_a_stall_gives_a_body_that_time_and_no_more(stall_s: float, most_s: float) -> None:
     intake = Intake("gate", Bounds())
-    with intake.reserving("one", 4, "gate") as reservation:
+    with intake.reserving("one", 4, "gate") as reservation, loop_clock(stands=True) as clock:
         reader = BodyReader(anyio.sleep_forever, reservation, intake, Bounds(), "gate")
-        began = time.monotonic()
-        asyncio.get_running_loop().call_later(0.1, time.sleep, stall_s)
+        began = clock.time()
+        asyncio.get_running_loop().call_later(0.1, clock.jump, stall_s)
         with pytest.raises(RequestTimeout):
-            await reader.next()
-    assert 0.55 + stall_s < time.monotonic() - began < most_s + 3
+            await clock.pass_while(reader.next())
+        assert 0.55 + stall_s < clock.time() - began < most_s + 0.2
 
 
 async def test_who_asks_before_it_sends_is_refused_without_sending(tiny_model: Path, tmp_path: Path) -> None:
-    async with staged(tiny_model, tmp_path) as stage:
+    """No time-out answers in its place: they are far longer than this test may take."""
+    async with staged(tiny_model, tmp_path, gate={**LONG, "head_timeout_s": 600}) as stage:
         at = urlsplit(url(await stage.episode()))
         head = f"POST {at.path} HTTP/1.1\r\nhost: 127.0.0.1\r\nexpect: 100-continue\r\ncontent-length: 99\r\n\r\n"
-        began = time.monotonic()
         async with await anyio.connect_tcp(str(at.hostname), int(at.port or 0)) as connection:
             await connection.send(head.encode())
             status, headers, _ = await answered(connection)
         assert (status, headers["connection"]) == (401, "close")
-        assert time.monotonic() - began < 4
 
 
 async def test_bodies_of_control_requests_are_bounded_and_must_keep_coming(
-    tiny_model: Path, tmp_path: Path
+    tiny_model: Path, tmp_path: Path, sizes: list[int]
 ) -> None:
-    control = {"max_body_bytes": 2 * MIB, "max_body_bytes_total": 6 * MIB, "body_stall_s": 0.5}
+    control = {"max_body_bytes": 2 * MIB, "max_body_bytes_total": 6 * MIB, **LONG}
     async with staged(tiny_model, tmp_path, control=control) as stage, AsyncExitStack() as stack:
         at = {"model_url": str(stage.control.base_url).rstrip("/"), "episode_key": "none"}
         halves = [
             await stack.enter_async_context(half_sent(at, size=2 * MIB, path=path))
             for path in ("/episodes", "/engine/pause", "/episodes")
         ]
-        said = []
-        with anyio.fail_after(30):
-            for half in halves:
-                status, _, error = await answered(half)
-                said.append((status, error["error"]["type"]))
-        assert sorted(said) == [(408, "request_timeout"), (408, "request_timeout"), (429, "too_many_bytes")]
+        answers = Answers(await stack.enter_async_context(anyio.create_task_group()), halves)
+        await wait_until(lambda: sizes.count(2 * MIB) == 3)
+        with loop_clock() as clock:
+            await clock.pass_until(lambda: len(answers.statuses) == 3)
+        assert sorted(zip(answers.statuses, answers.types, strict=True)) == [
+            (408, "request_timeout"),
+            (408, "request_timeout"),
+            (429, "too_many_bytes"),
+        ]
         assert (await stage.control.get("/episodes")).status_code == 200
 
 
