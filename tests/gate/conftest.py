@@ -8,6 +8,7 @@ from gate_support import Stage
 from joined_stage import stage_as_asked
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
+from turnstile_server.http.connections import Seat
 from turnstile_server.rendering.vocabulary import load_vocabulary
 
 
@@ -15,6 +16,20 @@ from turnstile_server.rendering.vocabulary import load_vocabulary
 async def stage(tiny_model: Path, tmp_path: Path) -> AsyncIterator[Stage]:
     async with stage_as_asked(tiny_model, tmp_path) as running:
         yield running
+
+
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[Seat]:
+    """The places of the requests that the server has begun to serve."""
+    noted: list[Seat] = []
+    began = Seat.request_began
+
+    def note(self: Seat) -> None:
+        noted.append(self)
+        began(self)
+
+    monkeypatch.setattr(Seat, "request_began", note)
+    return noted
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import anyio
 import pytest
+from loop_clock import loop_clock
 
 from turnstile_server.errors import EngineUnavailable
 from turnstile_server.gate.call import ModelCall
@@ -56,14 +57,14 @@ async def test_changes_that_are_not_waited_for_do_not_prolong_a_wait() -> None:
     outcomes: list[bool] = []
 
     async def wait() -> None:
-        outcomes.append(await call.changed(1, 0.05))
+        outcomes.append(await call.changed(1, LONG))
 
-    with anyio.fail_after(20):
+    with loop_clock() as clock:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(wait)
             while not outcomes:
                 call.emit([])
-                await anyio.sleep(0.001)
+                await clock.let_pass(1)
     assert outcomes == [False]
 
 

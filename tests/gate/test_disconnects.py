@@ -36,6 +36,7 @@ from conversation import (
 from gate_support import Answer, Prompted, Said, Stage, fails, says, staged, until_aborted
 
 from turnstile_server.errors import EngineTimeout
+from waiting import wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -55,9 +56,7 @@ async def asking(episode: dict[str, Any], **fields: Any) -> AsyncIterator[anyio.
 
 async def called(stage: Stage, count: int = 1) -> Prompted:
     """The engine's latest call, as soon as there are ``count``."""
-    with anyio.fail_after(20):
-        while len(stage.engine.calls) < count:  # noqa: ASYNC110 - nothing tells of calls
-            await anyio.sleep(0.01)
+    await wait_until(lambda: len(stage.engine.calls) >= count, f"{count} calls of the engine")
     return stage.engine.calls[-1]
 
 
@@ -217,10 +216,12 @@ async def test_a_caller_that_goes_while_it_sends_is_no_fault_of_the_server(
     connection = await _connected(episode)
     await connection.send(_request(episode)[:-1])
     await in_flight(stage, 1)
-    with anyio.fail_after(20):
-        await connection.aclose()
-        while 'dialect="chat",status="499"} 1.0' not in (await stage.control.get("/metrics")).text:  # noqa: ASYNC110
-            await anyio.sleep(0.01)
+    await connection.aclose()
+
+    async def counted() -> bool:
+        return 'dialect="chat",status="499"} 1.0' in (await stage.control.get("/metrics")).text
+
+    await wait_until(counted)
     assert [record.getMessage() for record in caplog.records if record.name.startswith("turnstile_server")] == []
 
 

@@ -87,7 +87,7 @@ async def test_a_connection_that_closes_after_the_response_is_no_caller_that_wen
         caller.left.set()
         if seat is not None:
             seat.left()
-        await anyio.sleep(0.01)
+        await anyio.wait_all_tasks_blocked()
     assert (served.gone, responding.cancel_called, len(caller.got)) == (False, False, 2)
 
 

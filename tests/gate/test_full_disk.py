@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import anyio
-import httpx
 import pytest
 from conversation import body, raw, reply_ids, url
 from gate_support import Stage, says, staged
@@ -15,6 +13,7 @@ from gate_support import Stage, says, staged
 from real_disk import fill, tmpfs
 from turnstile_server.data_dir import prepare_data_dir
 from turnstile_server.errors import StartupError
+from waiting import wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -27,7 +26,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
         yield folder
 
 
-async def played(stage: Stage, **fields: Any) -> dict[str, Any]:
+async def played_episode(stage: Stage, **fields: Any) -> dict[str, Any]:
     episode = await stage.episode(**fields)
     async with raw(episode) as client:
         assert (await client.post(url(episode), json=body())).status_code == 200
@@ -35,11 +34,14 @@ async def played(stage: Stage, **fields: Any) -> dict[str, Any]:
     return episode
 
 
-async def until_ready(stage: Stage, status: int) -> httpx.Response:
-    with anyio.fail_after(20):
-        while (found := await stage.control.get("/ready")).status_code != status:  # noqa: ASYNC110
-            await anyio.sleep(0.01)
-    return found
+async def readiness_once(stage: Stage, status: int) -> dict[str, Any]:
+    """What the server says of its readiness, as soon as the answer has that status."""
+
+    async def readiness() -> dict[str, Any] | None:
+        answer = await stage.control.get("/ready")
+        return answer.json() if answer.status_code == status else None
+
+    return await wait_until(readiness, f"status {status}")
 
 
 async def test_a_server_starts_on_a_full_disk_gives_what_it_has_refuses_and_recovers(
@@ -47,7 +49,7 @@ async def test_a_server_starts_on_a_full_disk_gives_what_it_has_refuses_and_reco
 ) -> None:
     async with staged(tiny_model, disk, journal=JOURNAL) as stage:
         stage.engine.answers = [says(reply_ids(stage, "kept"))]
-        episodes = [await played(stage) for _ in range(6)]
+        episodes = [await played_episode(stage) for _ in range(6)]
         assert (await stage.control.get("/ready")).json() == {"status": "ready"}
     fill(disk)
     async with staged(tiny_model, disk, journal=JOURNAL) as stage:
@@ -62,14 +64,14 @@ async def test_a_server_starts_on_a_full_disk_gives_what_it_has_refuses_and_reco
         assert refused.status_code == 503
         assert refused.json()["error"]["type"] == "journal_unavailable"
         assert "No space left on device" in refused.json()["error"]["message"]
-        told = (await until_ready(stage, 503)).json()
+        told = await readiness_once(stage, 503)
         assert told["status"] == "not ready"
         assert "new episodes and turns are refused" in told["reason"]
         for episode in episodes:
             assert (await stage.control.delete(f"/episodes/{episode['episode_id']}")).status_code == 204
         (disk / "ballast").unlink()
-        await until_ready(stage, 200)
-        await played(stage)
+        await readiness_once(stage, 200)
+        await played_episode(stage)
 
 
 async def test_a_turn_on_a_full_disk_is_a_typed_refusal_and_the_episode_goes_on_when_there_is_room(
@@ -85,7 +87,7 @@ async def test_a_turn_on_a_full_disk_is_a_typed_refusal_and_the_episode_goes_on_
             assert refused.status_code == 503
             assert "was not stored" in refused.text
             ballast.unlink()
-            await until_ready(stage, 200)
+            await readiness_once(stage, 200)
             assert (await client.post(url(episode), json=body())).status_code == 200
         await stage.post(episode, "finish")
         found = await stage.get(episode, "/samples")
@@ -100,9 +102,11 @@ async def test_an_episode_that_ends_on_a_full_disk_ends_when_there_is_room(tiny_
         refused = await stage.control.post(f"/episodes/{episode['episode_id']}/finish")
         assert refused.status_code == 503, refused.text
         ballast.unlink()
-        with anyio.fail_after(20):
-            while (await stage.get(episode))["status"] != "completed":  # noqa: ASYNC110
-                await anyio.sleep(0.02)
+
+        async def completed() -> bool:
+            return bool((await stage.get(episode))["status"] == "completed")
+
+        await wait_until(completed)
 
 
 def test_a_full_disk_is_a_warning_where_an_earlier_server_left_a_journal(

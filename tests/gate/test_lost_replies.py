@@ -25,6 +25,9 @@ from conversation import (
 )
 from gate_support import Stage, says, staged
 
+from turnstile_server.http.connections import Seat
+from waiting import wait_until
+
 pytestmark = pytest.mark.anyio
 
 
@@ -141,7 +144,7 @@ async def test_one_of_two_callers_is_enough(stage: Stage) -> None:
 
 
 async def test_a_reply_that_is_on_its_way_when_the_episode_finishes_is_waited_for_and_trained(
-    stage: Stage,
+    stage: Stage, begun: list[Seat]
 ) -> None:
     ids = reply_ids(stage, "in time")
     stage.engine.answers = [says(ids)]
@@ -155,15 +158,19 @@ async def test_a_reply_that_is_on_its_way_when_the_episode_finishes_is_waited_fo
 
             tasks.start_soon(ask)
             await held.reached.wait()
+            begun.clear()
             tasks.start_soon(stage.post, episode, "finish")
-            await anyio.sleep(0.05)
+            await wait_until(lambda: begun)
+            await anyio.wait_all_tasks_blocked()
             held.release()
     assert [reply.status_code for reply in replies] == [200]
     [mask], untrained = await exported(stage, episode)
     assert (sum(mask), untrained) == (len(ids), [])
 
 
-async def test_a_cancelled_episode_keeps_an_account_that_no_later_delivery_changes(stage: Stage) -> None:
+async def test_a_cancelled_episode_keeps_an_account_that_no_later_delivery_changes(
+    stage: Stage, begun: list[Seat]
+) -> None:
     ids = reply_ids(stage, "too late")
     stage.engine.answers = [says(ids)]
     episode = await stage.episode()
@@ -171,8 +178,10 @@ async def test_a_cancelled_episode_keeps_an_account_that_no_later_delivery_chang
         async with raw(episode) as client, anyio.create_task_group() as tasks:
             tasks.start_soon(lambda: client.post(url(episode), json=body()))
             await held.reached.wait()
+            begun.clear()
             tasks.start_soon(stage.post, episode, "cancel")
-            await anyio.sleep(0.05)
+            await wait_until(lambda: begun)
+            await anyio.wait_all_tasks_blocked()
             held.release()
     await in_flight(stage, 0)
     _, untrained = await exported(stage, episode)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 
-import anyio
 import pytest
+from loop_clock import loop_clock
 
 from capture.long_trees import is_packed, long_tree
 from turnstile.models import Sampling
@@ -15,6 +15,7 @@ from turnstile_server.gate.call import ModelCall
 from turnstile_server.gate.episode_limits import CallLimits
 from turnstile_server.gate.resting import RestingTrees
 from turnstile_server.gate.session import EpisodeSession
+from waiting import wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -39,11 +40,9 @@ def all_packed(tree: TokenTree) -> bool:
     return all(is_packed(node) for node in tree)
 
 
-async def until(done: object) -> None:
-    assert callable(done)
-    with anyio.fail_after(60):
-        while not done():  # noqa: ASYNC110 - nothing announces it
-            await anyio.sleep(0.005)
+async def time_passes() -> None:
+    with loop_clock() as clock:
+        await clock.let_pass(10)
 
 
 async def test_all_trees_are_packed_and_then_memory_goes_back_in_a_thread() -> None:
@@ -54,11 +53,11 @@ async def test_all_trees_are_packed_and_then_memory_goes_back_in_a_thread() -> N
         resting.add(tree)
         resting.add(tree)
     assert not any(all_packed(tree) for tree in trees), "not before the loop goes on"
-    await until(lambda: trims.threads)
+    await wait_until(lambda: trims.threads)
     assert all(all_packed(tree) for tree in trees)
     assert trims.threads == trims.threads[:1] != [threading.get_ident()]
     resting.add(trees[0])
-    await anyio.sleep(0.05)
+    await time_passes()
     assert len(trims.threads) == 1, "nothing more was packed"
     resting.close()
 
@@ -69,9 +68,9 @@ async def test_memory_goes_back_no_more_often_than_asked() -> None:
     for _ in range(2):
         tree = long_tree(8, FOURS)
         resting.add(tree)
-        await until(lambda tree=tree: all_packed(tree))
-        await until(lambda: trims.threads)
-    await anyio.sleep(0.05)
+        await wait_until(lambda tree=tree: all_packed(tree))
+        await wait_until(lambda: trims.threads)
+    await time_passes()
     assert len(trims.threads) == 1
     resting.close()
 
@@ -81,11 +80,11 @@ async def test_memory_goes_back_only_while_no_call_is_in_flight(monkeypatch: pyt
     trims, calls = Trims(), {"turn_1"}
     resting = RestingTrees(0.0, lambda: not calls, trims.trim)
     resting.add(tree := long_tree(8, FOURS))
-    await until(lambda: all_packed(tree))
-    await anyio.sleep(0.05)
+    await wait_until(lambda: all_packed(tree))
+    await time_passes()
     assert trims.threads == []
     calls.clear()
-    await until(lambda: trims.threads)
+    await wait_until(lambda: trims.threads)
     resting.close()
 
 
@@ -96,11 +95,11 @@ async def test_a_tree_whose_episode_goes_on_is_let_alone_and_a_closed_one_packs_
     resting.add(rests)
     resting.remove(goes_on)
     resting.remove(late)
-    await until(lambda: all_packed(rests))
+    await wait_until(lambda: all_packed(rests))
     assert not any(is_packed(node) for node in goes_on)
     resting.add(late)
     resting.close()
-    await anyio.sleep(0.05)
+    await time_passes()
     assert not any(is_packed(node) for node in late)
 
 
@@ -116,10 +115,10 @@ async def test_a_session_without_calls_has_its_tree_packed_and_what_was_looked_a
     session = session_of(resting, warm_s=0.01)
     session.admit(call := ModelCall("turn_1", "r", 0.0))
     session.release(call)
-    await until(lambda: all_packed(session.tree))
+    await wait_until(lambda: all_packed(session.tree))
     node = next(iter(session.tree))
     looked_at = node.turn
-    await until(lambda: node.turn is not looked_at)
+    await wait_until(lambda: node.turn is not looked_at)
     resting.close()
 
 
@@ -130,6 +129,6 @@ async def test_a_call_keeps_the_tree_of_its_session_from_being_packed() -> None:
     session.release(first)
     session.cool()
     session.admit(ModelCall("turn_2", "r", 0.0))
-    await anyio.sleep(0.05)
+    await time_passes()
     assert not any(is_packed(node) for node in session.tree)
     resting.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -24,8 +26,10 @@ from conversation import (
     url,
 )
 from gate_support import Prompted, Said, Stage, fails, says, until_aborted
+from loop_clock import loop_clock
 
 from turnstile_server.errors import EngineUnavailable
+from waiting import wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -38,9 +42,7 @@ OTHER = [{"x-stainless-retry-count": "0"}, {"idempotency-key": "k2"}, {}]
 
 
 async def calls_of(stage: Stage, count: int) -> None:
-    with anyio.fail_after(20):
-        while len(stage.engine.calls) < count:  # noqa: ASYNC110 - nothing tells of calls
-            await anyio.sleep(0.01)
+    await wait_until(lambda: len(stage.engine.calls) >= count, f"{count} calls of the engine")
 
 
 async def start_and_leave(stage: Stage, episode: dict[str, Any]) -> Prompted:
@@ -184,13 +186,14 @@ async def test_a_reply_that_was_not_delivered_is_replayed(stage: Stage, mark: di
 @pytest.mark.parametrize("mark", MARKS, ids=BY)
 @pytest.mark.parametrize("stream", [False, True], ids=["unstreamed", "streamed"])
 async def test_a_marked_retry_of_a_written_reply_gets_the_same_bytes(
-    stage: Stage, mark: dict[str, str], stream: bool
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, mark: dict[str, str], stream: bool
 ) -> None:
     stage.engine.answers = [says(reply_ids(stage, "<think>\nhm\n</think>\n\nthe very same"))]
     episode = await stage.episode()
     async with raw(episode) as client:
         first = await client.post(url(episode), json=body(stream=stream), headers=FIRST)
-        await anyio.sleep(1.0)  # the second of its creation is part of a reply
+        now = time.time
+        monkeypatch.setattr(time, "time", lambda: now() + 2)  # the second of its creation is part of a reply
         again = await client.post(url(episode), json=body(stream=stream), headers=mark)
     assert first.status_code == again.status_code == 200
     assert again.content == first.content
@@ -284,8 +287,12 @@ async def test_the_sdks_own_retry_after_a_failure_is_one_turn(stage: Stage) -> N
 async def test_the_sdks_own_retry_after_its_time_out_is_one_turn(stage: Stage) -> None:
     stage.engine.answers = [until_aborted(), says(reply_ids(stage, "quick"))]
     episode = await stage.episode()
-    async with stage.agent(episode, max_retries=1, timeout=2.0) as agent:
-        reply = await agent.chat.completions.create(model="m", messages=GO)
+    async with stage.agent(episode, max_retries=1, timeout=600.0) as agent:
+        asked = asyncio.create_task(agent.chat.completions.create(model="m", messages=GO))
+        await calls_of(stage, 1)
+        with loop_clock() as clock:
+            await clock.pass_until(lambda: len(stage.engine.calls) == 2)
+        reply = await asked
     assert reply.choices[0].message.content == "quick"
     assert stage.engine.calls[0].aborted.is_set()
     assert len(await turns(stage, episode)) == 1

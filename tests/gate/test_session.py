@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import anyio
 import pytest
+from loop_clock import loop_clock
 
 from capture.turns import make_turn
 from turnstile.models import Message, Sampling
@@ -244,6 +244,11 @@ async def test_an_agent_that_invents_idempotency_keys_is_not_remembered_for_ever
     assert not session.repeats_idempotency_key("first", "a")
 
 
+async def time_passes() -> None:
+    with loop_clock() as clock:
+        await clock.let_pass(10)
+
+
 async def test_a_session_without_a_call_in_flight_drops_its_caches(monkeypatch: pytest.MonkeyPatch) -> None:
     played = Played()
     first, second = played.call("a"), played.call("b")
@@ -257,15 +262,15 @@ async def test_a_session_without_a_call_in_flight_drops_its_caches(monkeypatch: 
     node = played.commit().node
     tokens = node.tokens()
     played.session.release(first)
-    await anyio.sleep(0.01)
+    await time_passes()
     assert not cooled, "another call is in flight"
     assert node.tokens() is tokens
     played.session.release(second)
     third = played.call("c")
-    await anyio.sleep(0.01)
+    await time_passes()
     assert not cooled, "one came before the time was over"
     played.session.release(third)
-    await anyio.sleep(0.01)
+    await time_passes()
     assert cooled == [cache]
     assert node.tokens() is not tokens
     assert node.tokens().tolist() == tokens.tolist()

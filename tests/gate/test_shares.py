@@ -103,20 +103,6 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return noted
 
 
-@pytest.fixture
-def begun(monkeypatch: pytest.MonkeyPatch) -> list[Seat]:
-    """The places of the requests that the server has begun to serve."""
-    noted: list[Seat] = []
-    began = Seat.request_began
-
-    def note(self: Seat) -> None:
-        noted.append(self)
-        began(self)
-
-    monkeypatch.setattr(Seat, "request_began", note)
-    return noted
-
-
 async def reply_status(stage: Stage, episode: dict[str, Any]) -> int:
     stage.engine.answers = [says(reply_ids(stage, "fine"))]
     async with raw(episode) as client:

@@ -29,6 +29,7 @@ from conversation import (
     whole,
 )
 from gate_support import Stage, fails, says, staged
+from loop_clock import loop_clock
 
 from turnstile_server.errors import (
     EngineProtocolError,
@@ -136,7 +137,8 @@ async def test_keep_alives_are_invisible_to_the_sdk(tiny_model: Path, tmp_path: 
         stage.engine.answers = [answer]
         async with stage.agent(await stage.episode()) as agent:
             stream = await agent.chat.completions.create(model="m", messages=GO, stream=True)
-            await anyio.sleep(0.05)
+            with loop_clock() as clock:
+                await clock.let_pass(1)
             answer.all()
             assert (await collect(stream))["content"] == "only this"
 

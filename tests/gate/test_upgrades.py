@@ -17,6 +17,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from turnstile_server.http.agent_endpoint import HttpAgentEndpoint
+from waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -139,7 +140,7 @@ async def test_idle_mcp_streams_are_bounded_and_leave_nothing(tiny_model: Path, 
             "accept": "application/json, text/event-stream",
         }
         http = await stack.enter_async_context(
-            httpx.AsyncClient(headers=headers, limits=httpx.Limits(max_connections=None), timeout=20)
+            httpx.AsyncClient(headers=headers, limits=httpx.Limits(max_connections=None), timeout=PATIENCE_S)
         )
         hello = {
             "jsonrpc": "2.0",
@@ -163,15 +164,12 @@ async def test_idle_mcp_streams_are_bounded_and_leave_nothing(tiny_model: Path, 
                 stream = http.stream("GET", episode["tool_url"], headers={"mcp-session-id": session})
                 statuses.append((await streams.enter_async_context(stream)).status_code)
             assert statuses == [200] * 6 + [429] * 2
-        with anyio.fail_after(20):
-            while True:
-                made = await http.post(episode["tool_url"], json=hello)
-                if made.status_code == 200:
-                    break
-                await anyio.sleep(0.02)
+
+        async def begins() -> bool:
+            return (await http.post(episode["tool_url"], json=hello)).status_code == 200
+
+        await wait_until(begins)
         await http.aclose()
         await empty(stage.agent_listener.connections)
         await stage.post(episode, "cancel")
-        with anyio.fail_after(20):
-            while len(asyncio.all_tasks()) > tasks_before + 2:  # noqa: ASYNC110 - no event tells
-                await anyio.sleep(0.02)
+        await wait_until(lambda: len(asyncio.all_tasks()) <= tasks_before + 2, "the tasks end")

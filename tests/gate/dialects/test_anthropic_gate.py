@@ -16,6 +16,7 @@ import httpx
 import pytest
 from conversation import Held, call_text, one_by_one, reply_ids, turns, turns_once
 from gate_support import Stage, fails, says, staged
+from loop_clock import loop_clock
 from mutations import mutated
 from test_anthropic_request import VALID
 
@@ -248,7 +249,8 @@ async def test_a_silent_stream_is_kept_alive_with_pings_that_clients_pass_over(
         answer = Held(reply_ids(stage, "ok"))
         stage.engine.answers = [answer]
         async with client(await stage.episode()) as agent, agent.messages.stream(**asked()) as stream:
-            await anyio.sleep(0.2)
+            with loop_clock() as clock:
+                await clock.let_pass(1)
             answer.all()
             assert await stream.get_final_text() == "ok"
 

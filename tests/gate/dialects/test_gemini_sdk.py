@@ -14,6 +14,7 @@ from conversation import END, GO, TOOL, Held, call_text, chunked, one_by_one, ra
 from gate_support import CONTEXT, Stage, fails, says, staged
 from google import genai
 from google.genai import errors, types
+from loop_clock import loop_clock
 
 from turnstile_server.errors import EngineRefused, EngineUnavailable
 
@@ -269,7 +270,8 @@ async def test_keep_alives_are_invisible_to_the_package(tiny_model: Path, tmp_pa
 
             async def speak() -> None:
                 for _ in range(3):
-                    await anyio.sleep(0.15)
+                    with loop_clock() as clock:
+                        await clock.let_pass(1)
                     answer.step()
 
             tasks.start_soon(speak)

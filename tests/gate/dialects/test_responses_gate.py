@@ -14,6 +14,7 @@ import pydantic
 import pytest
 from conversation import Held, auth, call_text, chunked, one_by_one, raw, reply_ids, turns
 from gate_support import Stage, fails, says, staged
+from loop_clock import loop_clock
 from openai.types.responses import Response
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
@@ -307,10 +308,10 @@ async def test_keep_alives_of_responses_are_invisible_to_the_package(tiny_model:
             stage.agent(await stage.episode()) as agent,
             agent.responses.stream(model="m", input="go") as stream,
         ):
-            await anyio.sleep(0.05)
-            answer.step()
-            await anyio.sleep(0.05)
-            answer.step()
+            for _ in range(2):
+                with loop_clock() as clock:
+                    await clock.let_pass(1)
+                answer.step()
             assert (await stream.get_final_response()).output_text == "only this"
 
 
