@@ -16,7 +16,7 @@ from turnstile import AsyncClient, Client, ClientSettings
 
 __all__ = ["engine", "open_door"]
 
-QUICK = ClientSettings(retries=1, retry_delay_s=0.05, poll_s=0.2, connect_s=2.0, down_s=60.0)
+QUICK = ClientSettings(retries=1, retry_delay_s=0.05, poll_s=0.2, connect_s=60.0, down_s=60.0)
 
 Make = Callable[..., Any]
 

@@ -109,6 +109,21 @@ class StubServer:
         """What a restart with an empty data directory does."""
         self._episodes.clear()
 
+    def let_end(self) -> None:
+        """The episodes that are open end now."""
+        for episode_id, (episode, _, play) in list(self._episodes.items()):
+            self._episodes[episode_id] = episode, 0.0, play
+
+    def note_calls(self) -> list[str]:
+        """What is asked from now on, as ``"METHOD path"``."""
+        noted: list[str] = []
+
+        def note(call: str) -> None:
+            noted.append(call)
+
+        self.answer = note
+        return noted
+
     def app(self) -> Starlette:
         one = "/episodes/{episode_id}"
         return Starlette(

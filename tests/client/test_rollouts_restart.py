@@ -19,6 +19,7 @@ import pytest
 
 from control_support import KEY
 from turnstile import AsyncClient, AsyncNewEpisodeHandle, ClientSettings
+from waiting import wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -90,9 +91,8 @@ async def test_rollouts_go_on_after_kill_9_and_every_acknowledged_turn_is_there(
 
         with server(tiny_model, tmp_path / "data", ports) as first:
             collecting = asyncio.create_task(collect())
-            while len(acknowledged) < ROLLOUTS:
-                assert not collecting.done()
-                await anyio.sleep(0.05)
+            await wait_until(lambda: len(acknowledged) >= ROLLOUTS or collecting.done())
+            assert not collecting.done()
             first.kill()
             first.wait()
         killed.set()

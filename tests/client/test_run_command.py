@@ -8,8 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from turnstile.models.wire import decode_samples
 from turnstile_server.demo.local_server import descendants, running
 from turnstile_server.journal.protocol import RecordType
 from turnstile_server.journal.reading import ReadOnlyJournal
+from waiting import wait_until_sync
 
 INTERRUPTED = 130
 WAIT_S = 60
@@ -36,7 +36,7 @@ def stub() -> Iterator[StubServer]:
         yield door
 
 
-def run(stub: StubServer, *arguments: str | Path) -> Done:
+def run_command(stub: StubServer, *arguments: str | Path) -> Done:
     return turnstile("run", *arguments, TURNSTILE_URL=stub.url)
 
 
@@ -44,19 +44,12 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 # On a server that is there
 
 
 def test_every_task_of_the_server_is_run_and_told(stub: StubServer, tmp_path: Path) -> None:
     stub.play = lambda request: Play(reward=float(request.task.id == "task-1"))
-    done = run(stub, "-n", "2", "--seed", "5", "--out", tmp_path / "out")
+    done = run_command(stub, "-n", "2", "--seed", "5", "--out", tmp_path / "out")
     assert done.returncode == DONE, done.stderr
     assert "mean reward 0.333 over 6 graded of 6 rollouts; failed: none" in done.stdout
     assert done.stdout.count("completed") == 6
@@ -71,7 +64,7 @@ def test_every_task_of_the_server_is_run_and_told(stub: StubServer, tmp_path: Pa
 def test_the_tasks_the_agent_and_the_limits_are_those_that_are_named(stub: StubServer, tmp_path: Path) -> None:
     limits = ("--max-turns", "3", "--max-completion-tokens", "9")
     files = ("--out", tmp_path, "--format", "safetensors")
-    done = run(stub, "--tasks", "task-2, task-0", "--tasks", "other", "--agent", "mine", *limits, *files)
+    done = run_command(stub, "--tasks", "task-2, task-0", "--tasks", "other", "--agent", "mine", *limits, *files)
     assert done.returncode == DONE, done.stderr
     assert sorted(request.task.id for request in stub.created) == ["other", "task-0", "task-2"]  # they run at once
     assert {request.agent for request in stub.created} == {"mine"}
@@ -82,7 +75,7 @@ def test_the_tasks_the_agent_and_the_limits_are_those_that_are_named(stub: StubS
 
 def test_the_server_is_asked_for_a_selection_and_a_part_of_it_is_run(stub: StubServer) -> None:
     chosen = ("--where", "repo=a/*", "--where", "id!=x", "--shard", "1/2", "--shuffle", "7")
-    done = run(stub, *chosen, "--start", "1", "--limit", "1")
+    done = run_command(stub, *chosen, "--start", "1", "--limit", "1")
     assert done.returncode == DONE, done.stderr
     asked = [("where", "repo=a/*"), ("where", "id!=x"), ("shard", "1/2"), ("shuffle", "7")]
     assert stub.task_queries[0] == asked
@@ -91,14 +84,14 @@ def test_the_server_is_asked_for_a_selection_and_a_part_of_it_is_run(stub: StubS
 
 def test_env_is_the_agents_in_every_episode(stub: StubServer) -> None:
     given = ("--env", "A=1", "--env", "LINE=x=y z", "--env", "EMPTY=", "--env", "A=2")
-    done = run(stub, "--agent", "shell", *given)
+    done = run_command(stub, "--agent", "shell", *given)
     assert done.returncode == DONE, done.stderr
     assert len(stub.created) == 3
     assert all(request.env == {"A": "2", "LINE": "x=y z", "EMPTY": ""} for request in stub.created)
 
 
 def test_parquet_files_are_written_as_rollouts_end(stub: StubServer, tmp_path: Path) -> None:
-    done = run(stub, "--out", tmp_path, "--format", "parquet")
+    done = run_command(stub, "--out", tmp_path, "--format", "parquet")
     assert done.returncode == DONE, done.stderr
     rows = lines_of(tmp_path / "episodes.jsonl")
     kept = list((tmp_path / "samples").iterdir())
@@ -118,16 +111,16 @@ def test_a_failure_of_the_infrastructure_that_stays_is_exit_1_and_every_fault_is
         return Play(status=EpisodeStatus.FAILED, reward=None, error=error)
 
     stub.play = play
-    done = run(stub, "--retries", "0")
+    done = run_command(stub, "--retries", "0")
     assert done.returncode == FAILED
     assert "mean reward 1.000 over 1 graded of 3 rollouts; failed: agent 1, infrastructure 1" in done.stdout
     assert "failed: sandbox_failed" in done.stdout
     assert "1 × agent: it crashed" in done.stderr
-    assert run(stub, "--retries", "0", "--tasks", "task-1").returncode == DONE
+    assert run_command(stub, "--retries", "0", "--tasks", "task-1").returncode == DONE
 
 
 def test_json_lines_are_the_rollouts_as_they_end(stub: StubServer) -> None:
-    done = run(stub, "--json")
+    done = run_command(stub, "--json")
     assert done.returncode == DONE, done.stderr
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert {row["task"]["id"] for row in rows} == {"task-0", "task-1", "task-2"}
@@ -136,16 +129,16 @@ def test_json_lines_are_the_rollouts_as_they_end(stub: StubServer) -> None:
 
 
 def test_two_runs_are_not_mixed(stub: StubServer, tmp_path: Path) -> None:
-    assert run(stub, "--out", tmp_path).returncode == DONE
+    assert run_command(stub, "--out", tmp_path).returncode == DONE
     before = (tmp_path / "episodes.jsonl").read_text()
-    assert "episodes.jsonl" in one_sentence(run(stub, "--out", tmp_path), USAGE)
+    assert "episodes.jsonl" in one_sentence(run_command(stub, "--out", tmp_path), USAGE)
     assert (tmp_path / "episodes.jsonl").read_text() == before
 
 
 def test_what_ended_is_kept_when_the_server_refuses_a_task(stub: StubServer, tmp_path: Path) -> None:
     stub.unknown_tasks = {"unknown"}
     ids = ("--tasks", "task-0,unknown", "--max-concurrent", "1")
-    done = run(stub, *ids, "--out", tmp_path)
+    done = run_command(stub, *ids, "--out", tmp_path)
     assert done.returncode == FAILED
     assert "turnstile: the stub says not_found" in done.stderr
     assert [row["task"]["id"] for row in lines_of(tmp_path / "episodes.jsonl")] == ["task-0"]
@@ -166,14 +159,14 @@ def test_what_ended_is_kept_when_the_server_refuses_a_task(stub: StubServer, tmp
     ],
 )
 def test_what_cannot_be_run_is_a_usage_error(stub: StubServer, arguments: list[str], says: str) -> None:
-    done = run(stub, *arguments)
+    done = run_command(stub, *arguments)
     assert (done.returncode, done.stdout) == (USAGE, "")
     assert says in done.stderr
 
 
 def test_a_server_without_tasks_is_told(stub: StubServer) -> None:
     stub.tasks = ()
-    assert "no tasks" in one_sentence(run(stub), FAILED)
+    assert "no tasks" in one_sentence(run_command(stub), FAILED)
 
 
 def test_an_unreachable_server_is_exit_code_3() -> None:
@@ -188,7 +181,7 @@ def test_an_interrupt_cancels_what_runs_and_keeps_what_is_done(
 ) -> None:
     stub.play = lambda request: Play(0.0 if request.task.id == "task-0" else FOR_EVER)
     process = start("run", "--url", stub.url, "--out", str(tmp_path))
-    until(lambda: len(stub.open) == 2 and (tmp_path / "episodes.jsonl").exists())
+    wait_until_sync(lambda: len(stub.open) == 2 and (tmp_path / "episodes.jsonl").exists())
     process.send_signal(number)
     stdout, stderr = process.communicate(timeout=WAIT_S)
     assert process.returncode == INTERRUPTED, stderr
@@ -289,7 +282,7 @@ def test_a_private_server_does_not_outlive_its_command(
     assert len(family) >= 3  # keeper, server, engine
     process.send_signal(number)
     process.communicate(timeout=WAIT_S)
-    until(lambda: not family & running())
+    wait_until_sync(lambda: not family & running())
 
 
 @pytest.mark.slow
@@ -334,5 +327,5 @@ def test_agents_of_several_servers_say_whose_they_are(stub: StubServer) -> None:
 
 def test_a_server_that_fails_is_told(stub: StubServer) -> None:
     stub.answer = lambda _: Answer(500, "internal_error")
-    done = run(stub, "--tasks", "task-0")
+    done = run_command(stub, "--tasks", "task-0")
     assert (done.returncode, done.stdout) == (FAILED, "")

@@ -23,6 +23,7 @@ from turnstile import AsyncClient, ClientSettings, errors
 from turnstile.exporters.slime import keep_group, post_process_rewards, rows_of, to_samples
 from turnstile.exporters.slime_generate import Generate, task_in
 from turnstile.models import EpisodeStatus
+from waiting import wait_until
 
 TYPES = [
     pytest.param(recorded_type(facts), id=facts["source"].split(",")[0] + str(i))
@@ -421,8 +422,7 @@ async def test_a_cancelled_generate_cancels_its_episode(stub: StubServer) -> Non
     async with AsyncClient(stub.url, settings=ClientSettings(poll_s=0.2)) as client:
         generate = Generate(client, agent="mine")
         work = asyncio.create_task(generate(args(), SPANS(index=0, group_index=0, prompt="one two"), {}))
-        while not stub.open:  # noqa: ASYNC110 - it opens in another thread
-            await asyncio.sleep(0.01)
+        await wait_until(lambda: stub.open)
         work.cancel()
         with pytest.raises(asyncio.CancelledError):
             await work

@@ -13,16 +13,16 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from textwrap import dedent
 
 import pytest
 from stub_server import FOR_EVER, Play, StubServer, running_stub
 
 from turnstile import Client, ClientSettings, InvalidRequest, ServerUnavailable
+from waiting import PATIENCE_S, wait_until_sync
 
-TIMEOUT_S = 60
+TIMEOUT_S = PATIENCE_S
 QUICK = ClientSettings(retries=1, retry_delay_s=0.01, poll_s=0.2, cancel_s=5.0)
 
 HEAD = """
@@ -66,15 +66,12 @@ def output_of(process: subprocess.Popen[str]) -> list[str]:
     return stdout.splitlines()
 
 
-def run(stub: StubServer, script: str) -> list[str]:
+def lines_printed(stub: StubServer, script: str) -> list[str]:
     return output_of(started(stub, script))
 
 
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+def polled(call: str) -> bool:
+    return call.startswith("GET /episodes/")
 
 
 def client_threads() -> list[threading.Thread]:
@@ -92,7 +89,7 @@ def test_many_threads_share_one_client_and_one_loop(stub: StubServer) -> None:
         def work() -> None:
             for _ in range(20):
                 episode = client.create_episode("do it", agent="tool-loop")
-                assert episode.wait(30).episode_id == episode.episode_id
+                assert episode.wait(120).episode_id == episode.episode_id
                 made.append(episode.episode_id)
 
         threads = [threading.Thread(target=work) for _ in range(16)]
@@ -126,6 +123,7 @@ def test_a_call_that_waits_ends_when_another_thread_closes_the_client(stub: Stub
     stub.play = lambda _: Play(FOR_EVER)
     client = Client(stub.url, settings=QUICK)
     episode = client.create_episode("do it", agent="tool-loop")
+    calls = stub.note_calls()
     found: list[BaseException] = []
 
     def wait() -> None:
@@ -136,7 +134,7 @@ def test_a_call_that_waits_ends_when_another_thread_closes_the_client(stub: Stub
 
     waiting = threading.Thread(target=wait)
     waiting.start()
-    time.sleep(0.3)
+    wait_until_sync(lambda: any(map(polled, calls)))
     client.close()
     waiting.join(TIMEOUT_S)
     assert len(found) == 1
@@ -150,7 +148,7 @@ def test_a_call_that_waits_ends_when_another_thread_closes_the_client(stub: Stub
 def test_a_client_that_is_dropped_ends_its_thread(stub: StubServer) -> None:
     Client(stub.url, settings=QUICK).health()
     gc.collect()
-    until(lambda: client_threads() == [])
+    wait_until_sync(lambda: client_threads() == [])
 
 
 @pytest.mark.slow
@@ -178,7 +176,7 @@ def test_a_client_that_was_used_works_in_a_forked_child_and_still_in_the_parent(
     script = """
     first = made()
     if (child := os.fork()) == 0:
-        assert client.episode(first).wait(30).status == "completed"
+        assert client.episode(first).wait(120).status == "completed"
         second = made()
         with client.create_episode("do it") as episode:
             episode.finish()
@@ -188,7 +186,7 @@ def test_a_client_that_was_used_works_in_a_forked_child_and_still_in_the_parent(
     assert reap(child) == [7]
     print(client.episode(first).status().status, made())
     """
-    [line] = run(stub, script)
+    [line] = lines_printed(stub, script)
     assert line.startswith("completed ep_")
     assert len(stub.created) == 6
 
@@ -198,13 +196,13 @@ def test_a_made_client_imports_nothing_more(stub: StubServer) -> None:
     """Else a fork in the middle of a first call finds the lock of an import held, and hangs at that import."""
     script = """
     before = set(sys.modules)
-    client.episode(made()).wait(30)
+    client.episode(made()).wait(120)
     assert len(list(client.rollouts(["a"], agent="tool-loop"))) == 1
     with Client(url.replace("127.0.0.1", "localhost"), settings=settings) as by_name:
         by_name.health()
     print(sorted(set(sys.modules) - before))
     """
-    assert run(stub, script) == ["[]"]
+    assert lines_printed(stub, script) == ["[]"]
 
 
 @pytest.mark.slow
@@ -233,7 +231,7 @@ def test_forks_under_load_deadlock_neither_side(stub: StubServer) -> None:
     for thread in threads:
         thread.join()
     """
-    assert run(stub, script) == ["{0}"]
+    assert lines_printed(stub, script) == ["{0}"]
     assert len(stub.created) == 48
 
 
@@ -244,17 +242,17 @@ def test_a_client_works_in_the_workers_of_multiprocessing(stub: StubServer, meth
     with Client(stub.url, settings=QUICK) as client:
         handle = client.create_episode("do it", agent="tool-loop")
         copy = pickle.loads(pickle.dumps(handle))
-        assert copy.wait(30).episode_id == handle.episode_id
+        assert copy.wait(120).episode_id == handle.episode_id
     script = f"""
     import multiprocessing
     from operator import methodcaller
     client.health()
     handle = client.episode(made())
     with multiprocessing.get_context({method!r}).Pool(2) as pool:
-        ended = pool.map(methodcaller("wait", 30), [handle] * 6)
+        ended = pool.map(methodcaller("wait", 120), [handle] * 6)
     print({{episode.status.value for episode in ended}}, len(client.health()))
     """
-    assert run(stub, script) == ["{'completed'} 1"]
+    assert lines_printed(stub, script) == ["{'completed'} 1"]
 
 
 @pytest.mark.slow
@@ -271,7 +269,7 @@ def test_a_client_works_in_the_workers_of_a_data_loader(stub: StubServer) -> Non
     for _ in range(2):
         print(sorted(reward for batch in DataLoader(Rollouts(), num_workers=2) for reward in batch.tolist()))
     """
-    assert run(stub, script) == [str([1.0] * 8)] * 2
+    assert lines_printed(stub, script) == [str([1.0] * 8)] * 2
     assert stub.open == []
 
 
@@ -291,7 +289,7 @@ def test_a_child_that_exits_leaves_its_parents_rollouts_alone(stub: StubServer) 
     assert reap(child) == [5]
     print([(rollout.task.id, rollout.status.value) for rollout in rollouts])
     """
-    assert run(stub, script) == ["a", "[('b', 'completed')]"]
+    assert lines_printed(stub, script) == ["a", "[('b', 'completed')]"]
     assert stub.cancelled == []
 
 
@@ -309,41 +307,42 @@ def test_an_interrupted_call_raises_and_the_client_goes_on(stub: StubServer) -> 
     except KeyboardInterrupt:
         print(episode.cancel().status.value)
     """
+    calls = stub.note_calls()
     process = started(stub, script)
     assert process.stdout is not None
     assert process.stdout.readline() == "waiting\n"
-    time.sleep(0.3)
+    wait_until_sync(lambda: any(map(polled, calls)))
     process.send_signal(signal.SIGINT)
     assert output_of(process) == ["cancelled"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("undo_s", [0.3, 60.0])
+@pytest.mark.parametrize("undo_s", [0.3, 3600.0])
 def test_an_interrupt_waits_for_what_a_call_undoes_and_no_longer_than_cancel_s(
     stub: StubServer, undo_s: float
 ) -> None:
+    cancel_s = 2.0 if undo_s > TIMEOUT_S else TIMEOUT_S
     script = f"""
     import asyncio
     undone = []
     async def stubborn(_):
+        os.kill(os.getpid(), signal.SIGALRM)
         try:
-            await asyncio.sleep(60)
+            await asyncio.sleep(3600)
         finally:
             await asyncio.sleep({undo_s})
             undone.append(True)
     def interrupt(*_):
         raise KeyboardInterrupt
     signal.signal(signal.SIGALRM, interrupt)
-    client = Client(url, settings=ClientSettings(cancel_s=2.0))
+    client = Client(url, settings=ClientSettings(cancel_s={cancel_s}))
     client.health()
-    signal.setitimer(signal.ITIMER_REAL, 0.2)
-    began = time.monotonic()
     try:
         client._loop().call(stubborn)
     except KeyboardInterrupt:
-        print(bool(undone), time.monotonic() - began < 30)
+        print(bool(undone))
     """
-    assert run(stub, script) == [f"{undo_s < 2.0} True"]
+    assert lines_printed(stub, script) == [str(undo_s < cancel_s)]
 
 
 @pytest.mark.slow
@@ -360,7 +359,7 @@ def test_a_signal_handler_may_call_the_client_in_the_middle_of_a_call(stub: Stub
     signal.signal(signal.SIGALRM, signal.SIG_IGN)
     print(len(handled) >= 30)
     """
-    assert run(stub, script) == ["True"]
+    assert lines_printed(stub, script) == ["True"]
 
 
 @pytest.mark.slow
@@ -372,7 +371,7 @@ def test_an_interrupted_loop_over_rollouts_cancels_its_episodes(stub: StubServer
             pass
     """
     process = started(stub, script)
-    until(lambda: len(stub.open) == 2)
+    wait_until_sync(lambda: len(stub.open) == 2)
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == -signal.SIGINT
@@ -385,16 +384,16 @@ def test_an_interrupted_loop_over_rollouts_cancels_its_episodes(stub: StubServer
     "end", ["", "sys.exit()", "gc.collect(); del client", "import asyncio; asyncio.run(nap())"]
 )
 def test_a_script_that_never_closes_its_client_ends_at_once_and_quietly(stub: StubServer, end: str) -> None:
+    """At once: long before the time that it would wait for what it cancels."""
     script = f"""
     import asyncio, gc
+    client = Client(url, settings=ClientSettings(cancel_s=3600.0, poll_s=30.0))
     async def nap():
         client.health()
     made()
     {end}
     """
-    began = time.monotonic()
-    run(stub, script)
-    assert time.monotonic() - began < QUICK.cancel_s + 10
+    lines_printed(stub, script)
 
 
 @pytest.mark.slow
@@ -404,8 +403,8 @@ def test_the_end_of_a_script_cancels_the_rollouts_that_it_left(stub: StubServer)
     rollouts = client.rollouts(["a", "b", "c"], agent="tool-loop")
     print(next(rollouts).task.id)
     """
-    assert run(stub, script) == ["a"]
-    until(lambda: stub.open == [])
+    assert lines_printed(stub, script) == ["a"]
+    wait_until_sync(lambda: stub.open == [])
 
 
 @pytest.mark.slow
@@ -421,7 +420,7 @@ def test_a_thread_that_still_calls_does_not_hold_up_the_end(stub: StubServer) ->
     threading.Thread(target=wait, daemon=True).start()
     time.sleep(0.3)
     """
-    run(stub, script)
+    lines_printed(stub, script)
 
 
 @pytest.mark.slow
@@ -453,4 +452,4 @@ def test_calls_in_exit_handlers_and_finalizers_do_not_hang(stub: StubServer) -> 
     atexit.register(last)
     sys.modules["late"] = late
     """
-    run(stub, script)
+    lines_printed(stub, script)

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-import anyio
 import httpx
 import httpx2
 import pytest
@@ -26,6 +25,7 @@ from local import ROOT
 from tls_support import certificates
 from turnstile import AsyncClient, ClientSettings
 from turnstile.errors import InvalidRequest, ServerUnavailable
+from waiting import wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -166,14 +166,14 @@ def behind(
 async def _reached(url: str, context: ssl.SSLContext) -> None:
     """nginx listens a moment after its start."""
     async with httpx.AsyncClient(verify=context) as http:
-        with anyio.fail_after(30):
-            while True:
-                try:
-                    assert (await http.get(f"{url}/health")).status_code == 200
-                except httpx.ConnectError:
-                    await anyio.sleep(0.05)
-                else:
-                    return
+
+        async def answers() -> bool:
+            try:
+                return (await http.get(f"{url}/health")).status_code == 200
+            except httpx.ConnectError:
+                return False
+
+        await wait_until(answers)
 
 
 @pytest.mark.slow
