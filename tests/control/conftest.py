@@ -4,8 +4,10 @@ from collections.abc import AsyncIterator, Iterator
 
 import httpx
 import pytest
+from gate_support import requests_begun
 
 from control_support import Door, OpenDoor, engine, open_door
+from turnstile_server.http.connections import Seat
 
 __all__ = ["engine", "open_door"]
 
@@ -28,3 +30,9 @@ async def stranger(door: Door) -> AsyncIterator[httpx.AsyncClient]:
     """Without the key."""
     async with httpx.AsyncClient(base_url=door.url, timeout=60) as client:
         yield client
+
+
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[Seat]:
+    """The places of the requests that servers of this process have begun to serve."""
+    return requests_begun(monkeypatch)

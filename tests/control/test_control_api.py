@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import anyio
@@ -21,8 +21,10 @@ from control_support import KEY, Door, OpenDoor, running_app
 from turnstile.models import AuditReport, EngineInfo, Episode, EpisodeCreated, EpisodePage, Turn
 from turnstile.models.wire import MEDIA_TYPE, decode_forest, decode_samples
 from turnstile_server.control.app import build_control_app
+from turnstile_server.http.connections import Seat
 from turnstile_server.observability.metrics import Metrics
 from turnstile_server.settings import ControlSettings
+from waiting import wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -44,12 +46,6 @@ def error_of(response: httpx.Response, status: int, kind: str) -> dict[str, Any]
     assert error["type"] == kind
     assert error["message"]
     return error
-
-
-async def until(holds: Callable[[], Awaitable[object]]) -> None:
-    with anyio.fail_after(60):
-        while not await holds():  # noqa: ASYNC110 - the other side is a server in another thread
-            await anyio.sleep(0.01)
 
 
 # Episodes
@@ -86,16 +82,18 @@ async def test_a_reused_id_is_409(http: httpx.AsyncClient) -> None:
     error_of(await http.post("/episodes", json={**TASK, "episode_id": "mine"}), 409, "conflict")
 
 
-async def test_wait_answers_at_the_next_change_of_status(http: httpx.AsyncClient) -> None:
+async def test_wait_answers_at_the_next_change_of_status(http: httpx.AsyncClient, begun: list[Seat]) -> None:
     path = f"/episodes/{(await create(http)).episode_id}"
     seen: list[str] = []
+    begun.clear()
 
     async def wait() -> None:
-        seen.append((await http.get(path, params={"wait": 15})).json()["status"])
+        seen.append((await http.get(path, params={"wait": 60}, timeout=120)).json()["status"])
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(wait)
-        await anyio.sleep(0.1)
+        await wait_until(lambda: begun)
+        assert (await http.get(path)).json()["status"] == "running"
         assert seen == []
         await http.post(f"{path}/finish")
     assert seen == ["completed"]
@@ -282,7 +280,7 @@ async def test_the_place_of_a_reader_of_events_is_free_when_it_leaves(http: http
             async with http.stream("GET", "/events") as stream:
                 return stream.status_code == 200 and await anext(stream.aiter_lines()) == ": open"
 
-        await until(follow)
+        await wait_until(follow)
 
 
 async def test_metrics_are_in_the_prometheus_format(http: httpx.AsyncClient) -> None:
@@ -512,24 +510,32 @@ async def test_a_body_over_the_limit_is_413_while_it_arrives_in_chunks(open_door
             error_of(await http.post("/episodes", content=chunks()), 413, "body_too_large")
 
 
-async def test_a_server_that_stops_lets_those_go_who_only_wait(open_door: OpenDoor) -> None:
+async def test_a_server_that_stops_lets_those_go_who_only_wait(open_door: OpenDoor, begun: list[Seat]) -> None:
     ends: dict[str, Any] = {}
+    opened = anyio.Event()
 
     async def poll(http: httpx.AsyncClient, path: str) -> None:
         ends["poll"] = (await http.get(path, params={"wait": 50})).json()["status"]
 
     async def follow(http: httpx.AsyncClient) -> None:
         async with http.stream("GET", "/events") as stream:
-            ends["follow"] = [line async for line in stream.aiter_lines()]
+            lines = []
+            async for line in stream.aiter_lines():
+                lines.append(line)
+                opened.set()
+            ends["follow"] = lines
 
     running = open_door()
     door = running.__enter__()
     async with httpx.AsyncClient(base_url=f"{door.url}/k/{door.key}", timeout=60) as http:
         path = f"/episodes/{(await create(http)).episode_id}"
+        begun.clear()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(poll, http, path)
             tasks.start_soon(follow, http)
-            await anyio.sleep(0.5)
+            await opened.wait()
+            await wait_until(lambda: len(begun) >= 2)
+            assert (await http.get(path)).json()["status"] == "running"
             assert ends == {}
             await anyio.to_thread.run_sync(running.__exit__, None, None, None)
     assert ends["poll"] == "running"
@@ -602,7 +608,7 @@ async def test_an_unforeseen_error_is_a_500_that_tells_nothing_and_is_logged_onc
     async def errors_logged() -> list[logging.LogRecord]:
         return [record for record in caplog.records if record.levelno >= logging.ERROR]
 
-    await until(errors_logged)  # it is logged after the answer
+    await wait_until(errors_logged)  # it is logged after the answer
     [logged] = await errors_logged()
     assert "secret internals" in str(logged.exc_info)
     assert KEY not in logged.getMessage()

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import anyio
+import httpx
 import pytest
 from gate_support import Stage, staged
 
 from turnstile_server.journal.protocol import RecordType
+from waiting import wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -60,15 +61,20 @@ async def test_over_its_share_a_journal_deletes_what_was_fetched_and_takes_episo
         episode = await stage.episode()
         await stage.post(episode, "finish")
     async with staged(tiny_model, tmp_path, journal=FULL, episodes={"watch_interval_s": 0.02}) as stage:
-        with anyio.fail_after(20):
-            while (told := await stage.control.get("/ready")).status_code == 200:  # noqa: ASYNC110
-                await anyio.sleep(0.01)
-        assert "journal.retention_share" in told.json()["reason"]
-        assert "1 ended episodes were not fetched yet" in told.json()["reason"]
+
+        async def not_ready() -> httpx.Response | None:
+            answer = await stage.control.get("/ready")
+            return None if answer.status_code == 200 else answer
+
+        reason = (await wait_until(not_ready)).json()["reason"]
+        assert "journal.retention_share" in reason
+        assert "1 ended episodes were not fetched yet" in reason
         refused = await stage.control.post("/episodes", json={"task": {"instruction": "t"}})
         assert (refused.status_code, refused.json()["error"]["type"]) == (503, "journal_unavailable")
         assert (await stage.get(episode))["status"] == "completed", "nothing was lost in silence"
         await stage.get(episode, "/samples")
-        with anyio.fail_after(20):  # at once, not after retention_interval_s
-            while (await stage.control.get(f"/episodes/{episode['episode_id']}")).status_code != 404:  # noqa: ASYNC110
-                await anyio.sleep(0.01)
+
+        async def deleted() -> bool:
+            return (await stage.control.get(f"/episodes/{episode['episode_id']}")).status_code == 404
+
+        await wait_until(deleted)  # at once, not after retention_interval_s

@@ -14,6 +14,7 @@ from control_support import KEYS, Door, OpenDoor
 from turnstile.models import BreakReport, Episode, TokenMatches, TokenWindow, Turn, TurnOutlines
 from turnstile.models.wire import decode_samples
 from turnstile_server.rendering.vocabulary import load_vocabulary
+from waiting import wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -200,9 +201,7 @@ async def test_a_look_is_no_fetch_of_a_trainer(
     await http.get(f"/episodes/{ended.episode_id}/breaks")
     assert seen == []
     await http.get(f"/episodes/{ended.episode_id}/turns")
-    with anyio.fail_after(30):  # it is noted once the answer is sent: the caller may have it before
-        while not seen:  # noqa: ASYNC110
-            await anyio.sleep(0.01)
+    await wait_until(lambda: seen)  # it is noted once the answer is sent: the caller may have it before
     assert seen == [ended.episode_id], "a look that was noted late would be here too"
 
 

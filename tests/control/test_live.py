@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import anyio
 import httpx
 import pytest
 from test_control_api import create
@@ -10,6 +9,7 @@ from test_control_api import create
 from control_support import Door, OpenDoor
 from turnstile import AsyncClient
 from turnstile.models import LiveReport, LiveSample
+from waiting import wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -19,12 +19,12 @@ KEPT = 5
 async def _until_next(http: httpx.AsyncClient) -> LiveSample:
     """The first sample that was taken wholly after this call."""
     last = LiveReport.model_validate_json((await http.get("/live")).content).samples[-1]
-    with anyio.fail_after(30):
-        while True:
-            found = LiveReport.model_validate_json((await http.get("/live", params={"since": last.at})).content)
-            if found.samples:
-                return found.samples[-1]
-            await anyio.sleep(0.02)
+
+    async def since() -> list[LiveSample]:
+        found = LiveReport.model_validate_json((await http.get("/live", params={"since": last.at})).content)
+        return list(found.samples)
+
+    return (await wait_until(since))[-1]
 
 
 async def test_a_sample_counts_what_was_done_and_the_ring_is_bounded(open_door: OpenDoor) -> None:

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from gate_support import Stage
+from gate_support import Stage, requests_begun
 from joined_stage import stage_as_asked
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
@@ -20,16 +20,8 @@ async def stage(tiny_model: Path, tmp_path: Path) -> AsyncIterator[Stage]:
 
 @pytest.fixture
 def begun(monkeypatch: pytest.MonkeyPatch) -> list[Seat]:
-    """The places of the requests that the server has begun to serve."""
-    noted: list[Seat] = []
-    began = Seat.request_began
-
-    def note(self: Seat) -> None:
-        noted.append(self)
-        began(self)
-
-    monkeypatch.setattr(Seat, "request_began", note)
-    return noted
+    """The places of the requests that servers of this process have begun to serve."""
+    return requests_begun(monkeypatch)
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,7 @@ import anyio
 import httpx
 import numpy as np
 import openai
+import pytest
 
 from turnstile.models import Float32Array, Int32Array, WeightSpan
 from turnstile_server.app import Apps, Parts, assemble
@@ -29,7 +30,7 @@ from turnstile_server.engines.protocol import (
     EngineState,
 )
 from turnstile_server.episodes.keys import EpisodeKeys
-from turnstile_server.http.connections import ConnectionLimits
+from turnstile_server.http.connections import ConnectionLimits, Seat
 from turnstile_server.http.listeners import Listener, bind, url_of
 from turnstile_server.journal.journal import FileJournal
 from turnstile_server.observability.metrics import Metrics
@@ -165,6 +166,19 @@ def until_aborted(*before: Sequence[int], then: Callable[[], Awaitable[None]] | 
         yield Said([], "abort")
 
     return answer
+
+
+def requests_begun(monkeypatch: pytest.MonkeyPatch) -> list[Seat]:
+    """Grows by the connection's place with each request that a server of this process begins to serve."""
+    noted: list[Seat] = []
+    began = Seat.request_began
+
+    def note(self: Seat) -> None:
+        noted.append(self)
+        began(self)
+
+    monkeypatch.setattr(Seat, "request_began", note)
+    return noted
 
 
 @dataclass
