@@ -8,13 +8,17 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from turnstile_server.engines.http_client import EngineHttp
+from turnstile_server.engines.http_connection import EngineConnection
 from turnstile_server.settings import EngineSettings
+
+SILENCE_S = 600.0
+"""No test lasts so long: where this time is to be over, the test moves the clock (``pass_time``)."""
 
 SETTINGS = EngineSettings(
     kind="sglang",
-    connect_timeout_s=20.0,
-    first_chunk_timeout_s=20.0,
-    chunk_timeout_s=20.0,
+    connect_timeout_s=SILENCE_S,
+    first_chunk_timeout_s=SILENCE_S,
+    chunk_timeout_s=SILENCE_S,
     connect_attempts=1,
     max_reply_bytes=1 << 16,
 )
@@ -97,6 +101,11 @@ async def client_of(url: str, **changes: object) -> AsyncIterator[EngineHttp]:
         yield http
     finally:
         await http.close()
+
+
+def waiting_calls(http: EngineHttp) -> list[EngineConnection]:
+    """The connections on which a call has been sent, and waits for bytes."""
+    return [one for one in http._pool._open if one._waiter is not None and not one._waiter.done()]
 
 
 async def ask(http: EngineHttp, *body: bytes) -> tuple[int, bytes]:

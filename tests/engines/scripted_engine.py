@@ -82,8 +82,10 @@ class ScriptedEngine:
     called: asyncio.Event = field(default_factory=asyncio.Event)
     abort_events: defaultdict[str, asyncio.Event] = field(default_factory=lambda: defaultdict(asyncio.Event))
     controls: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
-    slow: dict[str, float] = field(default_factory=dict)
-    """Seconds before the answer, by path."""
+    holds: dict[str, asyncio.Event] = field(default_factory=dict)
+    """What the answer waits for, by path."""
+    info_asked: int = 0
+    """Requests for ``/model_info``."""
     refuses: dict[str, str] = field(default_factory=dict)
     """What is answered once with 400, by path."""
     drops: set[str] = field(default_factory=set)
@@ -106,8 +108,12 @@ class ScriptedEngine:
 
         self.generate = handler
 
-    def streams(self, *parts: bytes | float, cut: bool = False, kind: str = "text/event-stream") -> None:
-        """Sends the bytes, sleeps the numbers, and ends well or by a broken connection."""
+    async def held(self, path: str) -> None:
+        if path in self.holds:
+            await self.holds[path].wait()
+
+    def streams(self, *parts: bytes | asyncio.Event, cut: bool = False, kind: str = "text/event-stream") -> None:
+        """Sends the bytes, waits for the events, and ends well or by a broken connection."""
 
         async def handler(request: web.Request) -> web.StreamResponse:
             response = web.StreamResponse(headers={"Content-Type": kind})
@@ -116,7 +122,7 @@ class ScriptedEngine:
                 if isinstance(part, bytes):
                     await response.write(part)
                 else:
-                    await asyncio.sleep(part)
+                    await part.wait()
             if cut:
                 assert request.transport is not None
                 request.transport.abort()
@@ -128,7 +134,7 @@ class ScriptedEngine:
 
     def never_answers(self) -> None:
         async def handler(request: web.Request) -> web.StreamResponse:
-            await asyncio.sleep(3600)
+            await asyncio.Event().wait()
             return web.Response()
 
         self.generate = handler
@@ -152,7 +158,7 @@ async def scripted_engine() -> AsyncIterator[ScriptedEngine]:
         rid = (await request.json())["rid"]
         engine.aborted.append(rid)
         engine.abort_events[rid].set()
-        await asyncio.sleep(engine.slow.get(request.path, 0.0))
+        await engine.held(request.path)
         return web.Response()
 
     async def control(request: web.Request) -> web.Response:
@@ -161,7 +167,7 @@ async def scripted_engine() -> AsyncIterator[ScriptedEngine]:
         if request.path in engine.drops:
             assert request.transport is not None
             request.transport.abort()
-        await asyncio.sleep(engine.slow.get(request.path, 0.0))
+        await engine.held(request.path)
         refused = engine.refuses.pop(request.path, None)
         if engine.takes_versions:
             renamed = body.get("weight_version") or body.get("new_version")
@@ -172,7 +178,8 @@ async def scripted_engine() -> AsyncIterator[ScriptedEngine]:
         return web.json_response({"status": "ok"})
 
     async def model_info(request: web.Request) -> web.Response:
-        await asyncio.sleep(engine.slow.get(request.path, 0.0))
+        engine.info_asked += 1
+        await engine.held(request.path)
         return web.json_response(engine.model_info)
 
     async def server_info(request: web.Request) -> web.Response:
@@ -204,7 +211,8 @@ async def scripted_engine() -> AsyncIterator[ScriptedEngine]:
             web.post("/tokenize", tokenize),
         ]
     )
-    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.0)
+    # Where a test moves the clock, the server closes no connection of its own accord.
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.0, keepalive_timeout=1e9)
     await runner.setup()
     try:
         site = web.TCPSite(runner, "127.0.0.1", 0)

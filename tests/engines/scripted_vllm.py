@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -54,8 +55,10 @@ class ScriptedVllm:
     answers: dict[str, tuple[int, Any]] = field(default_factory=dict)
     workers: dict[str, tuple[int, Any]] = field(default_factory=dict)
     """Answers of ``/collective_rpc`` by method."""
-    slow: dict[str, float] = field(default_factory=dict)
-    """Seconds before an answer, by path or method."""
+    holds: dict[str, asyncio.Event] = field(default_factory=dict)
+    """What an answer waits for, by path or method."""
+    asked: Counter[str] = field(default_factory=Counter)
+    """Requests by path."""
     version: str = "default"
     paused: bool = False
     calls: list[tuple[dict[str, Any], dict[str, str]]] = field(default_factory=list)
@@ -71,8 +74,12 @@ class ScriptedVllm:
 
         self.generate = handler
 
-    def streams(self, *parts: bytes | float, cut: bool = False) -> None:
-        """Sends the bytes, sleeps the numbers, and ends well or by a broken connection."""
+    async def held(self, name: str) -> None:
+        if name in self.holds:
+            await self.holds[name].wait()
+
+    def streams(self, *parts: bytes | asyncio.Event, cut: bool = False) -> None:
+        """Sends the bytes, waits for the events, and ends well or by a broken connection."""
 
         async def handler(request: web.Request) -> web.StreamResponse:
             response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
@@ -81,7 +88,7 @@ class ScriptedVllm:
                 if isinstance(part, bytes):
                     await response.write(part)
                 else:
-                    await asyncio.sleep(part)
+                    await part.wait()
             if cut:
                 assert request.transport is not None
                 request.transport.abort()
@@ -93,6 +100,7 @@ class ScriptedVllm:
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         path = request.path
+        self.asked[path] += 1
         if path == "/inference/v1/generate":
             sent = await request.json()
             if not sent:
@@ -105,7 +113,7 @@ class ScriptedVllm:
             return web.Response()
         if path == "/collective_rpc":
             return await self._rpc((await request.json())["method"])
-        await asyncio.sleep(self.slow.get(path, 0.0))
+        await self.held(path)
         if path == "/update_weight_version":
             self.controls.append(path)
             if path not in self.answers:
@@ -128,7 +136,7 @@ class ScriptedVllm:
 
     async def _rpc(self, method: str) -> web.StreamResponse:
         self.controls.append(method)
-        await asyncio.sleep(self.slow.get(method, 0.0))
+        await self.held(method)
         status, body = self.workers.get(
             method, (200, whole("status" if method == "turnstile_status" else "good_folder"))
         )
@@ -144,7 +152,8 @@ async def scripted_vllm() -> AsyncIterator[ScriptedVllm]:
     server = ScriptedVllm()
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", server.answer)
-    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.0)
+    # Where a test moves the clock, the server closes no connection of its own accord.
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.0, keepalive_timeout=1e9)
     await runner.setup()
     try:
         site = web.TCPSite(runner, "127.0.0.1", 0)

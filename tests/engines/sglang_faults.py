@@ -9,6 +9,7 @@ from typing import Any
 
 from aiohttp import web
 from engines_support import prompt_of
+from http_server import SILENCE_S
 from scripted_engine import ScriptedEngine, whole
 
 from turnstile_server.engines.protocol import EngineSampling
@@ -19,11 +20,11 @@ PROMPT = prompt_of(1, 5)
 FOUR = EngineSampling(max_new_tokens=4, temperature=0.0)
 SETTINGS = EngineSettings(
     kind="sglang",
-    connect_timeout_s=2.0,
-    first_chunk_timeout_s=20.0,
-    chunk_timeout_s=20.0,
-    control_timeout_s=5.0,
-    start_timeout_s=5.0,
+    connect_timeout_s=60.0,
+    first_chunk_timeout_s=SILENCE_S,
+    chunk_timeout_s=SILENCE_S,
+    control_timeout_s=SILENCE_S,
+    start_timeout_s=SILENCE_S,
     stop_grace_s=1.0,
     max_reply_bytes=1 << 16,
 )

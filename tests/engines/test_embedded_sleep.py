@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import anyio
 import numpy as np
 import openai
 import pytest
@@ -27,6 +26,7 @@ from turnstile_server.engines.embedded.engine import EmbeddedEngine
 from turnstile_server.engines.protocol import EngineSampling
 from turnstile_server.errors import EngineRefused
 from turnstile_server.settings import EngineSettings
+from waiting import wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -91,11 +91,14 @@ async def info_of(client: AsyncClient) -> EngineInfo:
     return info
 
 
-async def until(client: AsyncClient, seen: Callable[[EngineInfo], bool]) -> EngineInfo:
-    with anyio.fail_after(30):
-        while not seen(info := await info_of(client)):  # noqa: ASYNC110 - another process's state
-            await anyio.sleep(0.02)
-    return info
+async def wait_for_info(client: AsyncClient, seen: Callable[[EngineInfo], bool]) -> EngineInfo:
+    async def wanted() -> EngineInfo | None:
+        info = await info_of(client)
+        return info if seen(info) else None
+
+    found = await wait_until(wanted)
+    assert found is not None
+    return found
 
 
 async def ask(episode: Any, tokens: int, begun: asyncio.Event | None = None) -> None:
@@ -148,7 +151,7 @@ async def test_it_sleeps_when_idle_and_calls_wait_until_it_woke_with_new_weights
         assert awake - asleep > LEAST_FREED
 
         waits = asyncio.create_task(ask(second, FEW))
-        info = await until(client, lambda info: info.waiting_calls == 1)
+        info = await wait_for_info(client, lambda info: info.waiting_calls == 1)
         assert (info.ok, info.asleep, info.workers[0].status) == (True, True, "asleep")
         with pytest.raises(errors.TurnstileError, match="asleep"):
             await client.update_weights(str(folders[1]), "step-1")
@@ -169,13 +172,13 @@ async def test_an_engine_that_dies_in_its_sleep_is_reported_and_calls_hear_of_it
         episode = await client.create_episode("Talk.")
         await client.sleep()
         waits = asyncio.create_task(ask(episode, FEW))
-        await until(client, lambda info: info.waiting_calls == 1)
+        await wait_for_info(client, lambda info: info.waiting_calls == 1)
         os.kill(worker_of(server), signal.SIGKILL)
-        info = await until(client, lambda info: not info.ok)
+        info = await wait_for_info(client, lambda info: not info.ok)
         assert (info.asleep, info.workers[0].status) == (False, "down")
         assert "ended with code -9" in info.detail
         with pytest.raises(openai.APIStatusError, match="ended with code -9"):
-            await asyncio.wait_for(waits, 30)
+            await waits
         with pytest.raises(errors.TurnstileError, match="ended with code -9"):
             await client.wake()
 

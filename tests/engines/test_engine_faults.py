@@ -12,6 +12,8 @@ import anyio
 import pytest
 from aiohttp import web
 from engines_support import Progress, collect
+from http_server import SILENCE_S, waiting_calls
+from loop_clock import pass_time
 from scripted_engine import ScriptedEngine, frames, scripted_engine, sse, whole
 from sglang_faults import FOUR, PROMPT, SETTINGS, answer_by_name, attached, closed_port
 
@@ -27,6 +29,7 @@ from turnstile_server.errors import (
     TurnstileError,
 )
 from turnstile_server.settings import WorkerSettings
+from waiting import wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -178,42 +181,57 @@ async def test_a_call_in_a_trace_says_so_and_no_other(server: ScriptedEngine) ->
 @pytest.mark.parametrize("stream", [True, False])
 async def test_silence_before_the_first_chunk_times_out(server: ScriptedEngine, stream: bool) -> None:
     server.never_answers()
-    async with attached(server, first_chunk_timeout_s=0.2) as engine:
+    async with attached(server) as engine:
+        call = asyncio.create_task(collect(engine, PROMPT, FOUR, rid="call-1", stream=stream))
+        await server.called.wait()
+        pass_time(SILENCE_S)
         with pytest.raises(EngineTimeout):
-            await collect(engine, PROMPT, FOUR, rid="call-1", stream=stream)
+            await call
         await server.wait_for_abort("call-1")
 
 
 async def test_a_head_without_a_chunk_times_out(server: ScriptedEngine) -> None:
-    server.streams(30.0)
-    async with attached(server, first_chunk_timeout_s=0.2) as engine:
+    server.streams(asyncio.Event())
+    async with attached(server) as engine:
+        call = asyncio.create_task(collect(engine, PROMPT, FOUR, rid="call-1"))
+        await wait_until(lambda: [one.status for one in waiting_calls(engine._http)] == [200])
+        pass_time(SILENCE_S)
         with pytest.raises(EngineTimeout):
-            await collect(engine, PROMPT, FOUR, rid="call-1")
+            await call
 
 
 async def test_silence_between_chunks_times_out(server: ScriptedEngine) -> None:
-    server.streams(without_finish(), 30.0)
-    async with attached(server, chunk_timeout_s=0.2) as engine:
+    server.streams(without_finish(), asyncio.Event())
+    async with attached(server, first_chunk_timeout_s=100 * SILENCE_S) as engine:
+        progress = Progress()
+        call = asyncio.create_task(collect(engine, PROMPT, FOUR, rid="call-1", progress=progress))
+        await progress.more(1)
+        await wait_until(lambda: waiting_calls(engine._http))
+        pass_time(SILENCE_S)
         with pytest.raises(EngineTimeout):
-            await collect(engine, PROMPT, FOUR, rid="call-1")
+            await call
         await server.wait_for_abort("call-1")
 
 
 async def test_time_in_which_we_hold_the_engine_paused_does_not_count(server: ScriptedEngine) -> None:
     first, *rest = frames("stream_length_cumulative")
-    server.streams(sse([first], done=False), 0.9, sse(rest))
-    async with attached(server, chunk_timeout_s=0.4) as engine:
+    go_on = asyncio.Event()
+    server.streams(sse([first], done=False), go_on, sse(rest))
+    async with attached(server) as engine:
         progress = Progress()
         call = asyncio.create_task(collect(engine, PROMPT, FOUR, rid="call-1", progress=progress))
         await progress.more(1)
         await engine.pause("retract")
-        await asyncio.sleep(0.7)
+        pass_time(10 * SILENCE_S)
         await engine.resume()
+        pass_time(0.9 * SILENCE_S)
+        await engine.state()
+        go_on.set()
         assert len((await call).ids) == 4
 
 
 async def test_a_control_request_times_out(server: ScriptedEngine) -> None:
-    async with attached(server, control_timeout_s=0.2) as engine:
+    async with attached(server) as engine:
         server.never_answers()
         with pytest.raises(EngineTimeout):
             await engine._control.post("/generate", {}, 0.2)
@@ -261,7 +279,7 @@ async def test_leaving_a_stream_closes_its_connection_and_aborts(server: Scripte
         await response.prepare(request)
         await response.write(sse(frames("stream_length_cumulative")[:1], done=False))
         try:
-            await asyncio.sleep(3600)
+            await anyio.sleep_forever()
         finally:
             gone.set()
         return response
@@ -306,9 +324,7 @@ async def test_an_attached_engine_that_dies_asleep_is_noticed_before_it_is_woken
             worker = fleet.roster.workers[0]
             assert (worker.status, worker.detail) == ("asleep", "its memory was freed; wake it")
             engine._http.url = f"http://127.0.0.1:{closed_port()}"
-            with anyio.fail_after(20):
-                while "cannot be reached" not in worker.detail:  # noqa: ASYNC110 - nothing announces it
-                    await anyio.sleep(0.01)
+            await wait_until(lambda: "cannot be reached" in worker.detail)
             tasks.cancel_scope.cancel()
         finally:
             await fleet.close()
@@ -328,25 +344,28 @@ async def test_closing_ends_calls_under_way(server: ScriptedEngine, stream: bool
     if silent == "before the head":
         server.never_answers()
     else:
-        server.streams(without_finish() if stream else b"{", 3600.0, kind="text/event-stream")
+        server.streams(without_finish() if stream else b"{", asyncio.Event(), kind="text/event-stream")
     async with attached(server) as engine:
         call = asyncio.create_task(collect(engine, PROMPT, FOUR, rid="call-1", stream=stream))
         await server.called.wait()
-        await asyncio.sleep(0.1)
+        status = 0 if silent == "before the head" else 200
+        await wait_until(lambda: [one.status for one in waiting_calls(engine._http)] == [status])
         await engine.close()
         with pytest.raises(EngineUnavailable):
             await call
 
 
 async def test_a_caller_that_leaves_waits_for_its_abort_no_longer_than_it_must(server: ScriptedEngine) -> None:
-    server.slow["/abort_request"] = 3600.0
-    server.streams(without_finish(), 3600.0)
-    async with attached(server, last_abort_s=0.2) as engine:
+    server.holds["/abort_request"] = asyncio.Event()
+    server.streams(without_finish(), asyncio.Event())
+    async with attached(server, last_abort_s=SILENCE_S / 2) as engine:
         call = asyncio.create_task(collect(engine, PROMPT, FOUR, rid="call-1"))
         await server.called.wait()
         call.cancel()
-        done, _ = await asyncio.wait({call}, timeout=4.0)  # less than the setting's default
-        assert done
+        await server.wait_for_abort("call-1")
+        assert not call.done()
+        pass_time(SILENCE_S / 2)  # a control request has longer
+        await asyncio.wait({call})
         assert call.cancelled()
     assert server.aborted == ["call-1"]
 
@@ -354,7 +373,7 @@ async def test_a_caller_that_leaves_waits_for_its_abort_no_longer_than_it_must(s
 async def test_a_slow_load_of_weights_times_out_by_its_own_limit_and_the_engine_goes_on(
     server: ScriptedEngine,
 ) -> None:
-    server.slow["/update_weights_from_disk"] = 5.0
+    server.holds["/update_weights_from_disk"] = asyncio.Event()
     async with attached(server, weights_timeout_s=0.2) as engine:
         with pytest.raises(EngineTimeout):
             await engine.update_weights("folder", "v2")

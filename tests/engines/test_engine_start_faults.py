@@ -11,12 +11,15 @@ from contextlib import asynccontextmanager, closing, suppress
 import anyio
 import pytest
 from engines_support import collect
+from http_server import SILENCE_S
+from loop_clock import pass_time
 from scripted_engine import ScriptedEngine, scripted_engine, whole
 from sglang_faults import FOUR, PROMPT, SETTINGS, answer_by_name, attached, closed_port
 
 from turnstile_server.engines.sglang.engine import SGLangEngine
 from turnstile_server.engines.tokenizer_probe import TokenizerProbe
 from turnstile_server.errors import EngineProtocolError, EngineUnavailable, StartupError
+from waiting import wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -37,13 +40,15 @@ async def test_close_is_safe_twice_and_after_a_failed_start() -> None:
 
 
 async def test_an_engine_that_accepts_and_is_silent_is_asked_again(server: ScriptedEngine) -> None:
-    server.slow["/model_info"] = 3600.0
-    settings = SETTINGS.model_copy(update={"start_timeout_s": 30.0, "probe_timeout_s": 0.1})
+    server.holds["/model_info"] = asyncio.Event()
+    settings = SETTINGS.model_copy(update={"start_timeout_s": 10 * SILENCE_S, "probe_timeout_s": SILENCE_S})
     engine = SGLangEngine(server.url, settings, vocab_size=10)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(engine.start)
-        await anyio.sleep(0.3)
-        server.slow.clear()
+        for asked in (1, 2):
+            await wait_until(lambda asked=asked: server.info_asked == asked)
+            pass_time(SILENCE_S)
+        server.holds.clear()
     assert engine.capabilities.vocab_size == 10
     await engine.close()
 
@@ -105,9 +110,17 @@ async def test_a_connection_that_cannot_be_opened_is_tried_as_often_as_set(attem
             with socket.socket() as closed:
                 closed.bind(("127.0.0.1", 0))  # bound, not listening: connections are refused
                 engine._http.url = f"http://127.0.0.1:{closed.getsockname()[1]}"
+                refused, after_refusal = 0, engine._http._after_refusal
+
+                async def refuse(error: Exception, *, attempt: int, last: bool) -> None:
+                    nonlocal refused
+                    refused += 1
+                    if refused == 3:
+                        engine._http.url = f"http://127.0.0.1:{port}"
+                    await after_refusal(error, attempt=attempt, last=last)
+
+                engine._http._after_refusal = refuse  # type: ignore[method-assign]
                 call = asyncio.create_task(collect(engine, PROMPT, FOUR, rid="call-1", stream=False))
-                await asyncio.sleep(0.3)
-                engine._http.url = f"http://127.0.0.1:{port}"
                 if reached:
                     assert len((await call).ids) > 0
                 else:
@@ -116,9 +129,9 @@ async def test_a_connection_that_cannot_be_opened_is_tried_as_often_as_set(attem
 
 
 @asynccontextmanager
-async def repeating(server: ScriptedEngine, *, with_the_next: bool) -> AsyncIterator[str]:
-    """A proxy that sends the reply to the first call twice: again after a tenth of a second, or when the next call
-    has come, before its reply. Yields its address."""
+async def repeating(server: ScriptedEngine, *, again: asyncio.Event | None) -> AsyncIterator[str]:
+    """A proxy that sends the reply to the first call twice: again when ``again`` is set, or (None) when the next
+    call has come, before its reply. Yields its address."""
     repeated = False
     kept = b""
 
@@ -137,10 +150,10 @@ async def repeating(server: ScriptedEngine, *, with_the_next: bool) -> AsyncIter
                 writer.write(reply)
                 if b"/generate" in request and not repeated:
                     repeated = True
-                    if with_the_next:
+                    if again is None:
                         kept = reply
                     else:
-                        await asyncio.sleep(0.1)
+                        await again.wait()
                         writer.write(reply)
 
     async with await asyncio.start_server(carry, "127.0.0.1", 0) as listening:
@@ -157,7 +170,7 @@ async def test_a_connection_whose_replies_are_out_of_step_gives_no_call_anothers
     server: ScriptedEngine,
 ) -> None:
     server.generate = answer_by_name
-    async with repeating(server, with_the_next=True) as url:
+    async with repeating(server, again=None) as url:
         engine = SGLangEngine(url, SETTINGS, vocab_size=4160)
         await engine.start()
         try:
@@ -172,12 +185,15 @@ async def test_a_connection_whose_replies_are_out_of_step_gives_no_call_anothers
 
 async def test_a_connection_that_sends_what_nobody_asked_for_serves_no_other_call(server: ScriptedEngine) -> None:
     server.generate = answer_by_name
-    async with repeating(server, with_the_next=False) as url:
+    again = asyncio.Event()
+    async with repeating(server, again=again) as url:
         engine = SGLangEngine(url, SETTINGS, vocab_size=4160)
         await engine.start()
         try:
             for number in range(1, 9):
                 await collect(engine, PROMPT, FOUR, rid=f"call-{number}", stream=False)
-                await anyio.sleep(0.3 if number == 1 else 0)
+                if number == 1:
+                    again.set()
+                    await wait_until(lambda: not len(engine._http._pool))
         finally:
             await engine.close()

@@ -8,9 +8,10 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from http_server import RawServer, ask, chunked, client_of, raw_server, whole
+from http_server import SILENCE_S, RawServer, ask, chunked, client_of, raw_server, waiting_calls, whole
 from hypothesis import given
 from hypothesis import strategies as st
+from loop_clock import pass_time
 
 from tls_support import certificates
 from turnstile_server.engines import http_pool
@@ -18,11 +19,19 @@ from turnstile_server.engines.http_client import EngineHttp
 from turnstile_server.engines.http_connection import BUFFERED_BYTES, HEAD_BYTES, EngineConnection
 from turnstile_server.engines.http_pool import HttpAddress
 from turnstile_server.errors import EngineProtocolError, EngineTimeout, EngineUnavailable
+from waiting import wait_until
 
 pytestmark = pytest.mark.anyio
 
 BODY = b'{"a": [1, 2, 3]}'
 REPLIES = {"with a length": whole(BODY), "in chunks": chunked(BODY[:5], BODY[5:])}
+
+
+@pytest.fixture(autouse=True)
+def no_connection_is_stale(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slowly a test goes on; where an idle connection is to be dropped, the clock is moved."""
+    monkeypatch.setattr(http_pool, "KEEPALIVE_S", SILENCE_S)
+    monkeypatch.setattr(http_pool, "DRAIN_S", SILENCE_S)
 
 
 @pytest.fixture
@@ -36,10 +45,8 @@ Served = tuple[RawServer, EngineHttp]
 
 async def closed_all(server: RawServer, http: EngineHttp) -> None:
     """Returns when no connection is open on either side."""
-    async with asyncio.timeout(60):
-        await server.emptied.wait()
-        while len(http._pool):  # noqa: ASYNC110 - nothing announces it
-            await asyncio.sleep(0)
+    await server.emptied.wait()
+    await wait_until(lambda: not len(http._pool))
 
 
 @pytest.mark.parametrize("framed", REPLIES)
@@ -125,25 +132,26 @@ async def test_a_connection_that_the_server_closed_while_it_was_idle_gets_no_req
 
 async def test_words_on_an_idle_connection_close_it(served: Served) -> None:
     server, http = served
+    idle = asyncio.Event()
 
     async def answer(server: RawServer, writer: asyncio.StreamWriter) -> None:
         writer.write(whole(BODY))
-        await asyncio.sleep(0.05)
+        await idle.wait()
         writer.write(whole(b"", status="408 Request Timeout"))
 
     server.reply = answer
     assert await ask(http) == (200, BODY)
-    async with asyncio.timeout(60):
-        await server.emptied.wait()
+    idle.set()
+    await server.emptied.wait()
     server.reply = whole(b"{}")
     assert await ask(http) == (200, b"{}")
 
 
-async def test_idle_connections_are_closed_after_a_while(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_idle_connections_are_closed_after_a_while(served: Served) -> None:
     server, http = served
-    monkeypatch.setattr(http_pool, "KEEPALIVE_S", 0.05)
     server.reply = whole(BODY)
     await asyncio.gather(*[ask(http) for _ in range(4)])
+    pass_time(SILENCE_S)
     await closed_all(server, http)
 
 
@@ -229,11 +237,20 @@ POINTS = ["before the head", "in the head", "after the head", "in the body"]
 
 @pytest.mark.parametrize("how", ["cancel", "close", "timeout"])
 @pytest.mark.parametrize("point", POINTS)
-async def test_a_call_that_ends_early_closes_its_connection(point: str, how: str) -> None:
+async def test_a_call_that_ends_early_closes_its_connection(
+    point: str, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     reply = chunked(b"data: 1\n\n")
     sent = reply[: {"before the head": 0, "in the head": 20, "after the head": -24, "in the body": -8}[point]]
-    changes = {"first_chunk_timeout_s": 0.1, "chunk_timeout_s": 0.1} if how == "timeout" else {}
-    async with raw_server() as (server, port), client_of(f"http://127.0.0.1:{port}", **changes) as http:
+    came: list[bytes] = []
+    receive = EngineConnection.data_received
+
+    def received(self: EngineConnection, data: bytes) -> None:
+        came.append(data)
+        receive(self, data)
+
+    monkeypatch.setattr(EngineConnection, "data_received", received)
+    async with raw_server() as (server, port), client_of(f"http://127.0.0.1:{port}") as http:
         server.reply = sent
 
         async def read() -> None:
@@ -243,11 +260,13 @@ async def test_a_call_that_ends_early_closes_its_connection(point: str, how: str
 
         call = asyncio.create_task(read())
         await server.asked.wait()
-        await asyncio.sleep(0.02)
+        await wait_until(lambda: b"".join(came) == sent and waiting_calls(http))
         if how == "cancel":
             call.cancel()
         elif how == "close":
             await http.close()
+        else:
+            pass_time(SILENCE_S)
         errors = {"cancel": asyncio.CancelledError, "close": EngineUnavailable, "timeout": EngineTimeout}
         with pytest.raises(errors[how]):
             await call
@@ -271,11 +290,8 @@ async def test_a_call_cancelled_in_any_turn_of_the_loop_leaves_nothing_open(serv
 
 
 @pytest.mark.parametrize("end", ["comes", "never comes"])
-async def test_the_end_of_a_finished_stream_is_not_waited_for(
-    served: Served, end: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_end_of_a_finished_stream_is_not_waited_for(served: Served, end: str) -> None:
     server, http = served
-    monkeypatch.setattr(http_pool, "DRAIN_S", 60.0 if end == "comes" else 0.05)
     go_on = asyncio.Event()
     reply = chunked(b"data: 1\n\n", b"data: [DONE]\n\n")
 
@@ -291,23 +307,20 @@ async def test_the_end_of_a_finished_stream_is_not_waited_for(
     assert len(http._pool) == 1
     if end == "comes":
         go_on.set()
-        async with asyncio.timeout(60):
-            while not http._pool._idle:  # noqa: ASYNC110 - nothing announces it
-                await asyncio.sleep(0)
+        await wait_until(lambda: http._pool._idle)
         server.reply = whole(BODY)
         assert await ask(http) == (200, BODY)
         assert server.connections == 1
     else:
-        async with asyncio.timeout(60):
-            while len(http._pool):  # noqa: ASYNC110 - nothing announces it
-                await asyncio.sleep(0.01)
+        pass_time(SILENCE_S)
+        await wait_until(lambda: not len(http._pool))
         go_on.set()
         await closed_all(server, http)
 
 
 async def test_a_body_above_the_limit_is_an_error(served: Served) -> None:
     server, http = served
-    server.reply = chunked(*[b"x" * 1000] * 66)
+    server.reply = chunked(*[b"x" * 1000] * 660)
     with pytest.raises(EngineProtocolError, match="max_reply_bytes"):
         await ask(http)
     await closed_all(server, http)
@@ -320,21 +333,24 @@ async def test_a_pause_holds_the_deadline_of_a_call_that_waits() -> None:
         await go_on.wait()
         writer.write(whole(BODY))
 
-    async with (
-        raw_server() as (server, port),
-        client_of(f"http://127.0.0.1:{port}", first_chunk_timeout_s=0.2) as http,
-    ):
+    async with raw_server() as (server, port), client_of(f"http://127.0.0.1:{port}") as http:
         server.reply = answer
         http.hold.hold()
         call = asyncio.create_task(ask(http))
-        await asyncio.sleep(0.4)
+        await wait_until(lambda: waiting_calls(http))
+        pass_time(10 * SILENCE_S)
+        for _ in range(5):
+            await asyncio.sleep(0)
         assert not call.done()
         http.hold.release()
         go_on.set()
         assert await call == (200, BODY)
         go_on.clear()
-        with pytest.raises(EngineTimeout, match=r"nothing for 0\.2 s"):
-            await ask(http)
+        call = asyncio.create_task(ask(http))
+        await wait_until(lambda: waiting_calls(http))
+        pass_time(SILENCE_S)
+        with pytest.raises(EngineTimeout, match=r"nothing for 600 s"):
+            await call
 
 
 class Wire(asyncio.Transport):

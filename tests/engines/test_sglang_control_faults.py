@@ -31,10 +31,11 @@ from turnstile_server.errors import (
     TurnstileError,
 )
 from turnstile_server.settings import EngineSettings
+from waiting import wait_until
 
 pytestmark = pytest.mark.anyio
 
-SETTINGS = EngineSettings(kind="sglang", control_timeout_s=5.0, start_timeout_s=5.0)
+SETTINGS = EngineSettings(kind="sglang", control_timeout_s=60.0, start_timeout_s=60.0)
 BUCKET = TensorBucket((base64.b64encode(pickle.dumps([])).decode(),))
 IN_PLACE_KEPT = {"flush_cache": False}
 
@@ -175,7 +176,7 @@ async def test_a_piece_that_fails_says_that_the_weights_are_a_mixture(server: Sc
 
 
 async def test_a_piece_that_is_not_taken_in_time_is_a_timeout(server: ScriptedEngine) -> None:
-    server.slow["/update_weights_from_tensor"] = 5.0
+    server.holds["/update_weights_from_tensor"] = asyncio.Event()
     async with attached(server, paused=True, weights_timeout_s=0.2) as engine:
         await engine.begin_update("tensors")
         with pytest.raises(EngineTimeout, match=r"piece 1.*mixture"):
@@ -342,9 +343,13 @@ async def test_an_update_never_begins_while_calls_run(server: ScriptedEngine) ->
 
 
 async def test_updates_of_one_engine_go_one_after_the_other(server: ScriptedEngine) -> None:
-    server.slow["/update_weights_from_disk"] = 0.1
-    async with attached(server) as engine:
-        await asyncio.gather(engine.update_weights("/a", "v2"), engine.update_weights("/b", "v3"))
+    load = server.holds["/update_weights_from_disk"] = asyncio.Event()
+    async with attached(server) as engine, asyncio.TaskGroup() as tasks:
+        tasks.create_task(engine.update_weights("/a", "v2"))
+        tasks.create_task(engine.update_weights("/b", "v3"))
+        await wait_until(lambda: "/update_weights_from_disk" in paths(server))
+        await engine.state()  # answered while the first one loads and the second one waits
+        load.set()
     assert paths(server) == ["/pause_generation", "/update_weights_from_disk", "/continue_generation"] * 2
 
 
@@ -359,7 +364,7 @@ async def test_a_load_that_comes_after_its_time_out_marks_what_it_changed(server
     reply = whole("whole_length")
     reply["meta_info"] |= {"weight_version": "late", "cached_tokens": 3}
     reply["meta_info"].pop("weight_versions", None)
-    server.slow["/update_weights_from_disk"] = 5.0
+    server.holds["/update_weights_from_disk"] = asyncio.Event()
     async with attached(server, weights_timeout_s=0.2) as engine:
         with pytest.raises(EngineTimeout, match="may still"):
             await engine.update_weights("/folder", "late")

@@ -11,6 +11,8 @@ import anyio
 import pytest
 from aiohttp import web
 from engines_support import collect, prompt_of
+from http_server import SILENCE_S
+from loop_clock import pass_time
 from scripted_vllm import RECORDINGS, ScriptedVllm, body_of, scripted_vllm, whole
 from test_vllm_faults import FOUR, PROMPT, SETTINGS, attached
 
@@ -26,6 +28,7 @@ from turnstile_server.errors import (
     EngineUnavailable,
     StartupError,
 )
+from waiting import wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -130,7 +133,7 @@ async def test_a_server_that_is_not_ready_is_waited_for(server: ScriptedVllm) ->
     server.answers["/version"] = (503, {"error": "loading"})
     engine = VLLMEngine(server.url, SETTINGS, vocab_size=4160)
     start = asyncio.create_task(engine.start())
-    await asyncio.sleep(0.4)
+    await wait_until(lambda: server.asked["/version"] >= 3)
     assert not start.done()
     del server.answers["/version"]
     await start
@@ -184,7 +187,7 @@ async def test_weights_that_may_be_a_mixture_are_never_served(
 
 
 async def test_a_load_that_takes_too_long_leaves_unknown_weights(server: ScriptedVllm) -> None:
-    server.slow[LOAD] = 5.0
+    server.holds[LOAD] = asyncio.Event()
     async with attached(server, weights_timeout_s=0.2) as engine:
         with pytest.raises(WeightsUnknown, match="half-way"):
             await engine.update_weights("/folder", "v2")
@@ -209,20 +212,23 @@ async def test_weights_that_could_not_be_named_are_never_served(
 
 
 async def test_a_caller_that_leaves_during_an_update_leaves_no_unknown_weights(server: ScriptedVllm) -> None:
-    server.slow[LOAD] = 0.4
+    load = server.holds[LOAD] = asyncio.Event()
     async with attached(server) as engine:
-        with anyio.move_on_after(0.2):
-            await engine.update_weights("/folder", "v2")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(engine.update_weights, "/folder", "v2")
+            await wait_until(lambda: LOAD in server.controls)
+            tasks.cancel_scope.cancel()
+            load.set()
         assert server.controls[-2:] == [NAME, RESUME]
         assert (await engine.state()).weight_version == "v2"
 
 
 async def test_an_update_that_is_torn_off_is_never_served(server: ScriptedVllm) -> None:
     """A task that is cancelled from outside of anyio is not shielded."""
-    server.slow[LOAD] = 5.0
+    server.holds[LOAD] = asyncio.Event()
     async with attached(server) as engine:
         update = asyncio.create_task(engine.update_weights("/folder", "v2"))
-        await asyncio.sleep(0.2)
+        await wait_until(lambda: LOAD in server.controls)
         update.cancel()
         await asyncio.wait({update})
         assert RESUME not in server.controls
@@ -250,14 +256,14 @@ async def test_an_update_leaves_a_pause_of_the_trainer(server: ScriptedVllm) -> 
 
 
 async def test_a_score_over_a_change_of_weights_is_refused(server: ScriptedVllm) -> None:
-    asked = asyncio.Event()
+    asked, go_on = asyncio.Event(), asyncio.Event()
 
     async def slowly(request: web.Request) -> web.StreamResponse:
         payload = whole("score_one")
         payload["request_id"] = f"generate-tokens-{(await request.json())['request_id']}"
         payload["choices"][0]["logprobs"]["content"][0]["top_logprobs"][1]["token_id"] = 7
         asked.set()
-        await asyncio.sleep(0.5)
+        await go_on.wait()
         return web.Response(body=json.dumps(payload).encode(), content_type="application/json")
 
     server.generate = slowly
@@ -267,6 +273,7 @@ async def test_a_score_over_a_change_of_weights_is_refused(server: ScriptedVllm)
         score = asyncio.create_task(engine.score(ids, 1, 0.7))
         await asked.wait()
         await engine.update_weights("/folder", "v2")
+        go_on.set()
         with pytest.raises(EngineUnavailable, match="changed while it scored"):
             await score
 
@@ -281,13 +288,20 @@ async def test_a_pause_that_fails_holds_nothing(server: ScriptedVllm) -> None:
 
 
 async def test_a_server_that_is_gone_is_a_state(server: ScriptedVllm) -> None:
-    async with attached(server, control_timeout_s=0.2) as engine:
-        server.slow["/weight_info"] = 5.0
-        state = await engine.state()
+    async with attached(server) as engine:
+        server.asked.clear()
+        server.holds["/weight_info"] = asyncio.Event()
+        asking = asyncio.create_task(engine.state())
+        await wait_until(lambda: server.asked["/weight_info"])
+        pass_time(SILENCE_S)
+        state = await asking
         assert (state.ok, state.paused) == (False, None)
-        server.slow["/pause"] = 5.0
+        server.holds["/pause"] = asyncio.Event()
+        pausing = asyncio.create_task(engine.pause("retract"))
+        await wait_until(lambda: server.asked["/pause"])
+        pass_time(SILENCE_S)
         with pytest.raises(EngineTimeout):
-            await engine.pause("retract")
+            await pausing
 
 
 def test_the_load_is_read_from_the_page_of_metrics() -> None:

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from aiohttp import web
 from engines_support import Progress, collect, prompt_of
+from http_server import SILENCE_S, waiting_calls
+from loop_clock import pass_time
 from scripted_vllm import ScriptedVllm, body_of, frames, scripted_vllm, sse, whole
 
 from turnstile_server.engines.protocol import CallOrigin, EngineSampling
@@ -24,6 +26,7 @@ from turnstile_server.errors import (
     TurnstileError,
 )
 from turnstile_server.settings import EngineSettings
+from waiting import wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -31,12 +34,12 @@ PROMPT = prompt_of(1, 5)
 FOUR = EngineSampling(max_new_tokens=4, temperature=0.0)
 SETTINGS = EngineSettings(
     kind="vllm",
-    connect_timeout_s=2.0,
-    first_chunk_timeout_s=20.0,
-    chunk_timeout_s=20.0,
-    control_timeout_s=5.0,
-    weights_timeout_s=5.0,
-    start_timeout_s=5.0,
+    connect_timeout_s=60.0,
+    first_chunk_timeout_s=SILENCE_S,
+    chunk_timeout_s=SILENCE_S,
+    control_timeout_s=SILENCE_S,
+    weights_timeout_s=SILENCE_S,
+    start_timeout_s=SILENCE_S,
     max_reply_bytes=1 << 16,
 )
 
@@ -259,22 +262,29 @@ async def test_priorities_are_sent_where_the_engine_orders_by_them(server: Scrip
 
 async def test_an_abort_repeats_until_the_call_has_ended(server: ScriptedVllm) -> None:
     first, *rest = frames("stream_length")
-    server.streams(sse([first], done=False), 1.0, sse(rest))
-    async with attached(server) as engine:
+    ends = asyncio.Event()
+    server.streams(sse([first], done=False), ends, sse(rest))
+    async with attached(server) as engine, asyncio.TaskGroup() as tasks:
         progress = Progress()
         call = asyncio.create_task(collect(engine, PROMPT, FOUR, rid="call-1", progress=progress))
         await progress.more(1)
-        await engine.abort("call-1")
+        abort = tasks.create_task(engine.abort("call-1"))
+        await wait_until(lambda: len(server.aborted) > 2)
+        ends.set()
+        await abort
         assert call.done() or (await call)
     assert len(server.aborted) > 2
     assert {json.dumps(ids) for ids in server.aborted} == {'["generate-tokens-call-1"]'}
 
 
 async def test_silence_times_out_and_aborts(server: ScriptedVllm) -> None:
-    server.streams(30.0)
-    async with attached(server, first_chunk_timeout_s=0.2) as engine:
+    server.streams(asyncio.Event())
+    async with attached(server) as engine:
+        call = asyncio.create_task(collect(engine, PROMPT, FOUR, rid="call-1"))
+        await wait_until(lambda: waiting_calls(engine._http))
+        pass_time(SILENCE_S)
         with pytest.raises(EngineTimeout):
-            await collect(engine, PROMPT, FOUR, rid="call-1")
+            await call
     assert server.aborted == [["generate-tokens-call-1"]]
 
 
