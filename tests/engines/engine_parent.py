@@ -15,7 +15,7 @@ async def main() -> None:
     engine = EmbeddedEngine(Path(sys.argv[1]), EngineSettings())
     await engine.start()
     print(engine.pid, engine.socket.parent, flush=True)  # noqa: T201
-    await asyncio.sleep(3600)
+    await asyncio.Event().wait()
 
 
 asyncio.run(main())

@@ -16,6 +16,7 @@ from turnstile.models import AuditReport, Int32Array, WeightSpan, new_id
 from turnstile_server.capture.keys import tools_key
 from turnstile_server.engines.protocol import Engine, EngineSampling
 from turnstile_server.episodes.auditor import Auditor
+from waiting import wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -99,8 +100,11 @@ async def test_tokens_on_an_old_attention_cache_are_far_apart_and_reported_apart
             assert (await raw.post("/update_weights_from_disk", json=update)).status_code == 200
             await raw.post("/continue_generation", json={})
             result = await call
-            while (await raw.post("/flush_cache")).status_code != 200:  # noqa: ASYNC110 - nothing tells of it
-                await asyncio.sleep(0.1)
+
+            async def flushed() -> bool:
+                return (await raw.post("/flush_cache")).status_code == 200
+
+            await wait_until(flushed)
             old, new = result.finish.weight_spans
             assert new.version == "in-place"
             stale = (old, new.model_copy(update={"stale_kv": True}))

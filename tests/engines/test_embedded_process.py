@@ -9,7 +9,6 @@ import shutil
 import signal
 import sys
 import tempfile
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing
 from pathlib import Path
@@ -18,6 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 from engines_support import CONTEXT, LONG, Progress, collect, prompt_of
+from http_server import SILENCE_S, waiting_calls
+from loop_clock import pass_time
 from safetensors.numpy import load_file, save_file
 
 from turnstile_server.engines.embedded.engine import EmbeddedEngine
@@ -28,6 +29,7 @@ from turnstile_server.engines.registry import create_engine
 from turnstile_server.engines.sglang.engine import SGLangEngine
 from turnstile_server.errors import EngineRefused, EngineTimeout, EngineUnavailable, StartupError
 from turnstile_server.settings import EngineSettings
+from waiting import wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -63,13 +65,6 @@ def environment_of(pid: int | None) -> bytes:
     return Path(f"/proc/{pid}/environ").read_bytes()
 
 
-def wait_gone(pid: int) -> None:
-    end = time.monotonic() + 20
-    while alive(pid):
-        assert time.monotonic() < end, f"process {pid} still runs"
-        time.sleep(0.02)
-
-
 @pytest.fixture
 def sockets(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The folder in which engines make the folders of their sockets, for this test alone."""
@@ -89,11 +84,12 @@ async def test_a_killed_child_fails_calls_and_state_and_close_still_works(tiny_m
     progress = Progress()
     call = asyncio.create_task(collect(engine, prompt_of(1, 5), LONG, rid="call-1", progress=progress))
     await progress.more(1)
-    assert engine.pid is not None
-    os.kill(engine.pid, signal.SIGKILL)
+    killed = engine.pid
+    assert killed is not None
+    os.kill(killed, signal.SIGKILL)
     with pytest.raises(EngineUnavailable):
         await call
-    wait_gone(engine.pid)
+    await wait_until(lambda: not alive(killed))
     with pytest.raises(EngineUnavailable):
         await collect(engine, prompt_of(1, 5), SHORT, rid="call-2")
     state = await engine.state()
@@ -115,7 +111,7 @@ async def test_the_child_dies_with_its_parent_and_leaves_nothing(tiny_model: Pat
     assert names(Path(folder)) == ["engine.sock"]
     parent.send_signal(how)
     await parent.wait()
-    wait_gone(int(pid))
+    await wait_until(lambda: not alive(int(pid)))
     assert Path(folder).name not in names(Path(folder).parent)
 
 
@@ -137,14 +133,19 @@ async def test_closing_during_a_call_ends_the_call_and_the_process(tiny_model: P
 
 @pytest.mark.slow
 async def test_a_child_that_hangs_times_calls_out_and_is_killed_at_close(tiny_model: Path) -> None:
-    engine = embedded(tiny_model, first_chunk_timeout_s=0.5, control_timeout_s=0.5)
+    engine = embedded(tiny_model, first_chunk_timeout_s=SILENCE_S, last_abort_s=0.2)
     await engine.start()
     pid = engine.pid
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
     try:
+        call = asyncio.create_task(collect(engine, prompt_of(2, 5), SHORT, rid="call-1"))
+        client = engine._client
+        assert client is not None
+        await wait_until(lambda: waiting_calls(client._http))
+        pass_time(SILENCE_S)
         with pytest.raises(EngineTimeout):
-            await collect(engine, prompt_of(2, 5), SHORT, rid="call-1")
+            await call
     finally:
         await engine.close()
     assert not alive(pid)

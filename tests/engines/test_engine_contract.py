@@ -4,7 +4,8 @@ vLLM. What it promises of weights and pauses is in ``test_engine_weights``."""
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from engines_support import (
 
 from turnstile_server.engines.protocol import CallOrigin, Engine, EngineSampling
 from turnstile_server.errors import EngineRefused, StartupError
+from waiting import wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -156,7 +158,6 @@ async def test_an_aborted_call_gives_the_tokens_so_far(engine: Engine, served_mo
     for _ in range(ATTEMPTS):
         name, aborts = rid(), 0
         call = asyncio.create_task(collect(engine, prompt, LONG, rid=name, stream=stream))
-        await wait_until_known(engine, name, call)
         while not call.done():
             await engine.abort(name)
             aborts += 1
@@ -170,16 +171,26 @@ async def test_an_aborted_call_gives_the_tokens_so_far(engine: Engine, served_mo
         assert_true_logprobs(served_model, prompt, result, LONG.temperature)
 
 
-async def wait_until_known(engine: Engine, name: str, call: asyncio.Task[Result]) -> None:
-    """Waits until the engine has the call ``name``, which ``call`` runs: until then it would take another of that
-    name."""
-    async with asyncio.timeout(60):
-        while not call.done():
-            await asyncio.sleep(0.05)
-            try:
-                await collect(engine, prompt_of(12, 3), EngineSampling(max_new_tokens=1), rid=name)
-            except EngineRefused:
-                return
+async def is_free(engine: Engine, name: str) -> bool:
+    """Whether the engine takes a call of this name."""
+    try:
+        await collect(engine, prompt_of(12, 3), EngineSampling(max_new_tokens=1), rid=name)
+    except EngineRefused:
+        return False
+    return True
+
+
+@asynccontextmanager
+async def another_call(engine: Engine) -> AsyncIterator[asyncio.Task[Result]]:
+    """One as long as those that are left, that was begun before them: they are ended while it still runs."""
+    progress = Progress()
+    call = asyncio.create_task(collect(engine, prompt_of(11, 10), LONG, rid=rid(), progress=progress))
+    await progress.more(1)
+    try:
+        yield call
+    finally:
+        call.cancel()
+        await asyncio.wait({call})
 
 
 async def test_aborting_an_unknown_call_is_no_error(engine: Engine) -> None:
@@ -188,33 +199,23 @@ async def test_aborting_an_unknown_call_is_no_error(engine: Engine) -> None:
 
 async def test_closing_the_iterator_early_frees_the_engine(engine: Engine) -> None:
     name = rid()
-    calls = engine.generate(prompt_of(13, 10), LONG, rid=name, origin=CallOrigin("test"), stream=True)
-    async with aclosing(calls):
-        async for _ in calls:
-            break
-    async with asyncio.timeout(8):  # the call itself takes longer than this
-        while True:
-            try:
-                await collect(engine, prompt_of(13, 3), EngineSampling(max_new_tokens=1), rid=name)
-            except EngineRefused:  # still in use
-                await asyncio.sleep(0.05)
-            else:
-                return
+    async with another_call(engine) as other:
+        calls = engine.generate(prompt_of(13, 10), LONG, rid=name, origin=CallOrigin("test"), stream=True)
+        async with aclosing(calls):
+            async for _ in calls:
+                break
+        await wait_until(lambda: is_free(engine, name))
+        assert not other.done()
 
 
 async def test_a_cancelled_caller_frees_the_engine(engine: Engine) -> None:
     name, progress = rid(), Progress()
-    call = asyncio.create_task(collect(engine, prompt_of(14, 10), LONG, rid=name, progress=progress))
-    await progress.more(1)
-    call.cancel()
-    async with asyncio.timeout(8):
-        while True:
-            try:
-                await collect(engine, prompt_of(14, 3), EngineSampling(max_new_tokens=1), rid=name)
-            except EngineRefused:
-                await asyncio.sleep(0.05)
-            else:
-                return
+    async with another_call(engine) as other:
+        call = asyncio.create_task(collect(engine, prompt_of(14, 10), LONG, rid=name, progress=progress))
+        await progress.more(1)
+        call.cancel()
+        await wait_until(lambda: is_free(engine, name))
+        assert not other.done()
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 0.0])

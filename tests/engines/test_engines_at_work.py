@@ -24,6 +24,7 @@ from turnstile_server.demo.local_server import serve
 from turnstile_server.engines.sglang.engine import SGLangEngine
 from turnstile_server.settings import EngineSettings
 from vllm_server import vllm_server
+from waiting import wait_until
 
 EPISODES, GROUP, AT_ONCE = 64, 4, 16
 LIMITS = {"max_turns": 10, "max_completion_tokens": 96, "wall_s": 900.0}
@@ -45,13 +46,11 @@ def retrained(folder: Path, seed: int) -> Path:
 
 async def _until_ended(client: AsyncClient, count: int) -> None:
     """Returns when ``count`` episodes have ended."""
-    while True:
-        ended = 0
-        async for episode in client.episodes():
-            ended += episode.status.ended
-        if ended >= count:
-            return
-        await asyncio.sleep(0.5)
+
+    async def enough() -> bool:
+        return sum([episode.status.ended async for episode in client.episodes()]) >= count
+
+    await wait_until(enough, within_s=1200)
 
 
 async def _update_thrice(client: AsyncClient, weights: dict[str, Path]) -> None:

@@ -29,6 +29,7 @@ from turnstile_server.engines.protocol import CallOrigin, EngineSampling
 from turnstile_server.engines.sglang.engine import SGLangEngine
 from turnstile_server.engines.versions import WeightVersions
 from turnstile_server.settings import EngineSettings, WorkerSettings
+from waiting import wait_until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.sglang, pytest.mark.timeout(600)]
 
@@ -316,9 +317,7 @@ async def test_calls_leave_a_worker_whose_scheduler_stands_still(
                 assert fleet.calls.counts.failed_over > 0
             finally:
                 os.kill(stuck, signal.SIGCONT)
-            with anyio.fail_after(60):
-                while fleet.roster.workers[0].status != "serving":  # noqa: ASYNC110 - nothing announces it
-                    await anyio.sleep(0.1)
+            await wait_until(lambda: fleet.roster.workers[0].status == "serving")
             tasks.cancel_scope.cancel()
     finally:
         await fleet.close()

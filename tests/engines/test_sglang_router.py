@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import subprocess
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -26,6 +25,7 @@ from sglang_server import VARIABLE
 from turnstile_server.engines.sglang.engine import SGLangEngine
 from turnstile_server.errors import StartupError
 from turnstile_server.settings import EngineSettings
+from waiting import wait_until_sync
 
 pytestmark = pytest.mark.anyio
 
@@ -92,11 +92,12 @@ def router_url(sglang_url: str) -> Iterator[str]:
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
     url = f"http://127.0.0.1:{port}"
     try:
-        end = time.monotonic() + START_S
-        while asked(f"{url}/workers").get("total") != 1:
+
+        def has_an_engine() -> bool:
             assert process.poll() is None, "is sglang-router of scripts/sglang-cpu.txt installed?"
-            assert time.monotonic() < end, f"the router had no engine within {START_S:g} s"
-            time.sleep(0.25)
+            return asked(f"{url}/workers").get("total") == 1
+
+        wait_until_sync(has_an_engine, within_s=START_S)
         yield url
     finally:
         os.killpg(process.pid, signal.SIGKILL)

@@ -10,11 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from engines_support import ATTEMPTS, TOLERANCE, Progress, Result, collect, probe_of, prompt_of, reference_logprobs
+from http_server import waiting_calls
 
 from turnstile.models import Int32Array, new_id
 from turnstile_server.engines.protocol import EngineSampling
 from turnstile_server.engines.sglang.engine import SGLangEngine
 from turnstile_server.settings import EngineSettings
+from waiting import wait_until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.sglang]
 
@@ -89,7 +91,7 @@ async def test_a_call_sent_before_and_started_after_is_marked_where_it_found_an_
     await collect(engine, known, SHORT, rid=new_id("rid"))
     await engine.pause("in_place")
     calls = [asyncio.create_task(collect(engine, prompt, SHORT, rid=new_id("rid"))) for prompt in (known, new)]
-    await asyncio.sleep(0.5)  # until they have been sent
+    await wait_until(lambda: len(waiting_calls(engine._http)) == 2)
     await engine.update_weights(str(other_tiny_model), "placed-3", "in_place")
     await engine.resume()
     folders = {"placed-3": other_tiny_model}

@@ -27,15 +27,17 @@ from engines_support import (
     rid,
     running_at_a_pause,
 )
+from http_server import waiting_calls
 from safetensors.torch import load_file, save, save_file
 
 from turnstile.models import Int32Array, new_id
-from turnstile_server.engines.protocol import EngineSampling
+from turnstile_server.engines.protocol import EngineLoad, EngineSampling
 from turnstile_server.engines.vllm.engine import ABORT_INTERVAL_S, VLLMEngine
 from turnstile_server.engines.weights import TensorBucket
 from turnstile_server.errors import Conflict, EngineRefused
 from turnstile_server.settings import EngineSettings
 from vllm_server import TIMEOUT_S, vllm_model
+from waiting import wait_until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.vllm, pytest.mark.timeout(TIMEOUT_S)]
 
@@ -92,7 +94,7 @@ async def test_an_update_in_place_marks_exactly_the_tokens_on_an_old_cache(
     prompt = prompt_of(31, 300)
     running = await running_at_a_pause(engine, prompt, LASTING, "in_place", start_after=20)
     arrived = asyncio.create_task(collect(engine, prompt, GREEDY, rid=rid()))
-    await asyncio.sleep(0.3)
+    await wait_until(lambda: len(waiting_calls(engine._http)) == 2)
     version = new_id("rid")
     await engine.update_weights(str(new), version)
     assert (await engine.state()).paused is True
@@ -321,13 +323,14 @@ async def test_ways_that_it_has_not_are_refused(engine: VLLMEngine) -> None:
 async def test_the_load_is_that_of_the_calls(engine: VLLMEngine) -> None:
     names = [rid() for _ in range(20)]
     calls = [asyncio.create_task(collect(engine, prompt_of(42, 20), LONG, rid=name)) for name in names]
-    async with asyncio.timeout(60):
-        while True:
-            load = await engine.load()
-            assert load is not None
-            if (load.running, load.waiting) == (16, 4):  # --max-num-seqs 16
-                break
-            await asyncio.sleep(0.2)
+
+    async def full() -> EngineLoad | None:
+        load = await engine.load()
+        assert load is not None
+        return load if (load.running, load.waiting) == (16, 4) else None  # --max-num-seqs 16
+
+    load = await wait_until(full)
+    assert load is not None
     assert load.kv_used is not None
     assert 0 < load.kv_used < 1
     await asyncio.gather(*[engine.abort(name) for name in names])
