@@ -6,11 +6,9 @@ of a sandbox is left.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -67,11 +65,3 @@ LOCAL = [_local(True), _local(False)] if os.geteuid() == 0 else [_local(False)]
 BACKENDS = [*LOCAL, *(pytest.param(each, marks=pytest.mark.docker) for each in (DOCKER, STREAM))]
 if RUNSC:
     BACKENDS.append(pytest.param(GVISOR, marks=[pytest.mark.docker, pytest.mark.runsc]))
-
-
-async def eventually(what: Callable[[], bool]) -> None:
-    for _ in range(1000):
-        if what():
-            return
-        await asyncio.sleep(0.02)
-    raise AssertionError("it did not become so")

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import anyio
+import anyio.lowlevel
 import pytest
 from anyio.abc import SocketStream
 from echo_app import EchoApp, agents_of
@@ -19,6 +20,7 @@ from turnstile_server.sandboxes.background import BackgroundTasks
 from turnstile_server.sandboxes.protocol import Command, ProviderSetup, Sandbox, SandboxProvider, SandboxSpec
 from turnstile_server.sandboxes.registry import PROVIDERS, create_provider
 from turnstile_server.settings import SandboxSettings
+from waiting import PATIENCE_S
 
 pytestmark = pytest.mark.anyio
 
@@ -84,6 +86,12 @@ async def listener(echo_app: EchoApp) -> AsyncIterator[HttpEpisodeListener]:
     await made.close()
 
 
+async def loop_turns() -> None:
+    """What has come to the sockets of this process is taken meanwhile."""
+    for _ in range(20):
+        await anyio.lowlevel.checkpoint()
+
+
 async def said(listener: HttpEpisodeListener, *pieces: bytes) -> bytes:
     """What the listener answers until it ends the connection."""
     stream: SocketStream = await anyio.connect_tcp(*listener.address)
@@ -92,7 +100,7 @@ async def said(listener: HttpEpisodeListener, *pieces: bytes) -> bytes:
         try:
             for piece in pieces:
                 await stream.send(piece)
-                await anyio.sleep(0.01)
+                await loop_turns()  # the listener reads it before the next one comes
             async for data in stream:
                 answer += data
         except anyio.BrokenResourceError:
@@ -123,9 +131,9 @@ async def test_a_tcp_connection_without_the_token_reaches_nothing(
 
 async def test_a_silent_tcp_connection_makes_way_for_one_that_speaks(listener: HttpEpisodeListener) -> None:
     held = [await anyio.connect_tcp(*listener.address) for _ in range(3)]
-    await anyio.sleep(0.05)
+    await loop_turns()  # the listener accepts them
     assert (await said(listener, listener.token.encode() + b"\n" + REQUEST)).startswith(b"HTTP/1.1 20")
-    with anyio.fail_after(10), pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):
+    with anyio.fail_after(PATIENCE_S), pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):
         await held[0].receive()
     for stream in held:
         await stream.aclose()

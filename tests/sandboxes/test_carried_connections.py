@@ -13,6 +13,7 @@ from turnstile_server.errors import SandboxFailed
 from turnstile_server.sandboxes.background import BackgroundTasks
 from turnstile_server.sandboxes.carried import CarriedConnections
 from turnstile_server.sandboxes.helper.turnstile_helper import frames
+from waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -40,10 +41,23 @@ class Rig:
     def said(self, number: int, do: str) -> list[tuple[Mapping[str, Any], bytes]]:
         return [(header, data) for header, data in self.sent if (header["conn"], header["do"]) == (number, do)]
 
-    async def until(self, number: int, do: str, times: int = 1) -> None:
-        async with asyncio.timeout(20):
-            while len(self.said(number, do)) < times:  # noqa: ASYNC110 - the helper's end has no event
-                await asyncio.sleep(0.005)
+    async def wait_for(self, number: int, do: str, times: int = 1) -> None:
+        await wait_until(lambda: len(self.said(number, do)) >= times)
+
+    async def wait_for_bytes(self, number: int, size: int) -> None:
+        """Returns when so many bytes were sent, and no more follow."""
+        await wait_until(lambda: self.bytes_sent(number) == size)
+        await loop_turns()
+        assert self.bytes_sent(number) == size
+
+    def bytes_sent(self, number: int) -> int:
+        return sum(len(data) for _, data in self.said(number, "data"))
+
+
+async def loop_turns() -> None:
+    """What has come to the sockets of this process is taken meanwhile."""
+    for _ in range(20):
+        await asyncio.sleep(0)
 
 
 @pytest.fixture
@@ -60,7 +74,7 @@ async def rig(run_dir: Path) -> AsyncIterator[Rig]:
 async def carried(rig: Rig, tasks: BackgroundTasks) -> AsyncIterator[CarriedConnections]:
     made = CarriedConnections(rig.gate, MOST, rig.send, "one", tasks)
     yield made
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         await made.close()
 
 
@@ -74,7 +88,7 @@ async def test_bytes_go_both_ways_and_an_end_on_both_sides_is_the_end(
     assert await reader.read() == b"question"
     writer.write(b"answer")
     writer.close()
-    await rig.until(1, "end")
+    await rig.wait_for(1, "end")
     assert b"".join(data for _, data in rig.said(1, "data")) == b"answer"
     # It is over: as many as there may be can be opened beside it.
     for number in range(2, 2 + MOST):
@@ -90,12 +104,10 @@ async def test_what_a_client_does_not_take_stays_in_its_window_and_others_go_on(
     carried.take({"conn": 2, "do": "open"}, b"")
     _, quick = await rig.accepted.get()
     quick.write(b"quick")
-    await rig.until(2, "data")
-    await asyncio.sleep(0.1)
-    assert sum(len(data) for _, data in rig.said(1, "data")) == WINDOW
+    await rig.wait_for(2, "data")
+    await rig.wait_for_bytes(1, WINDOW)
     carried.take({"conn": 1, "do": "took", "n": 1000}, b"")
-    await asyncio.sleep(0.1)
-    assert sum(len(data) for _, data in rig.said(1, "data")) == WINDOW + 1000
+    await rig.wait_for_bytes(1, WINDOW + 1000)
     for writer in (slow, quick):
         writer.close()
 
@@ -108,7 +120,7 @@ async def test_more_than_a_window_breaks_the_protocol_and_what_is_passed_on_make
     for _ in range(8):
         carried.take({"conn": 1, "do": "data"}, bytes(WINDOW // 4))
         await reader.readexactly(WINDOW // 4)
-    await rig.until(1, "took", 8)
+    await rig.wait_for(1, "took", 8)
     writer.transport.pause_reading()  # type: ignore[attr-defined]
     for _ in range(4):
         carried.take({"conn": 1, "do": "data"}, bytes(WINDOW // 4))
@@ -168,7 +180,7 @@ async def test_an_answer_before_the_request_was_read_arrives_and_the_rest_is_dro
     _, writer = await rig.accepted.get()
     writer.write(b"early")
     writer.close()
-    await rig.until(1, "end")
+    await rig.wait_for(1, "end")
     assert [data for _, data in rig.said(1, "data")] == [b"early"]
     for _ in range(16):  # four windows
         carried.take({"conn": 1, "do": "data"}, bytes(WINDOW // 4))
@@ -180,7 +192,7 @@ async def test_a_listener_that_is_gone_cuts_the_client_and_nobody_else(
 ) -> None:
     rig.gate.unlink()
     carried.take({"conn": 1, "do": "open"}, b"")
-    await rig.until(1, "cut")
+    await rig.wait_for(1, "cut")
     carried.take({"conn": 1, "do": "data"}, b"late")
 
 
@@ -191,7 +203,7 @@ async def test_when_the_helper_is_gone_the_listener_sees_its_callers_leave(
     reader, writer = await rig.accepted.get()
     rig.helper_gone = True
     writer.write(b"for nobody")
-    await asyncio.sleep(0.05)
+    await loop_turns()
     await carried.close()
     assert await reader.read() == b""
     writer.close()

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import anyio
 import pytest
 from pool_support import NO_AGENTS
 
@@ -18,6 +19,7 @@ from turnstile_server.sandboxes.docker.engine import DockerEngine
 from turnstile_server.sandboxes.docker.exec_process import KeptOutput
 from turnstile_server.sandboxes.docker.provider import DockerProvider
 from turnstile_server.settings import SandboxSettings
+from waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -54,7 +56,7 @@ async def test_the_event_loop_goes_on_while_an_engine_hangs(silent_engine: str) 
     opening = asyncio.create_task(engine.open())
     turns = 0
     while not opening.done():
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0)
         turns += 1
     assert turns > 3
     with pytest.raises(SandboxUnavailable):
@@ -73,32 +75,35 @@ async def test_no_more_calls_than_allowed_are_under_way_even_when_nobody_waits_f
         with lock:
             under_way += 1
             most = max(most, under_way)
-        release.wait(20)
+        release.wait(PATIENCE_S)
         with lock:
             under_way -= 1
 
     results = await asyncio.gather(*(calls.run(work) for _ in range(6)), return_exceptions=True)
     assert all(isinstance(result, TimeoutError) for result in results)
-    assert most == 2
+    await wait_until(lambda: most == 2)
     release.set()
-    for _ in range(20):
+
+    async def is_run() -> bool:
         try:
             await calls.run(lambda: None)
-            break
         except TimeoutError:
-            continue
-    else:
-        raise AssertionError("the turns were not given back")
+            return False
+        return True
+
+    await wait_until(is_run, "the turns are given back")
+    assert most == 2
 
 
 @pytest.mark.parametrize("how", ["timed out", "cancelled"])
 async def test_what_a_call_made_for_nobody_is_undone(how: str) -> None:
     undone = threading.Event()
-    go_on = threading.Event()
-    calls = BlockingCalls(1, 0.05 if how == "timed out" else 30)
+    begun, go_on = threading.Event(), threading.Event()
+    calls = BlockingCalls(1, 0.05 if how == "timed out" else PATIENCE_S)
 
     def make() -> str:
-        go_on.wait(20)
+        begun.set()
+        go_on.wait(PATIENCE_S)
         return "made"
 
     def undo(made: str) -> None:
@@ -106,7 +111,7 @@ async def test_what_a_call_made_for_nobody_is_undone(how: str) -> None:
         undone.set()
 
     making = asyncio.create_task(calls.run(make, undo=undo))
-    await asyncio.sleep(0.01)
+    await wait_until(begun.is_set)
     if how == "cancelled":
         making.cancel()
     with pytest.raises((TimeoutError, asyncio.CancelledError)):
@@ -116,9 +121,9 @@ async def test_what_a_call_made_for_nobody_is_undone(how: str) -> None:
     if how == "timed out":
         assert not await waiting  # for as long as calls may take
         go_on.set()
-        assert await asyncio.to_thread(undone.wait, 20)
+        assert await asyncio.to_thread(undone.wait, PATIENCE_S)
     else:
-        await asyncio.sleep(0.01)
+        await anyio.wait_all_tasks_blocked()
         assert not waiting.done()
         go_on.set()
         assert await waiting

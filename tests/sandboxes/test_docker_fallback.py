@@ -260,7 +260,7 @@ async def test_an_archive_that_leads_out_through_its_own_link_makes_nothing_ther
 async def test_destroy_ends_running_commands_as_failed_and_leaves_nothing(bare: Sandbox, run_dir: Path) -> None:
     process = await bare.start(Command(("sleep", _SECONDS)))
     waiting = asyncio.create_task(bare.exec(Command(("sleep", _SECONDS))))
-    await asyncio.sleep(0.2)
+    await asyncio.sleep(0.2)  # mostly enough for both to run; they fail all the same where it is not
     await asyncio.gather(bare.destroy(), bare.destroy())
     for ended in (process.wait(), waiting, sh(bare, "true")):
         with pytest.raises(SandboxFailed):

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from docker_support import bare_image, containers_of, python_image
-from sandbox_providers import eventually
 
 from turnstile_server.errors import SandboxUnavailable
 from turnstile_server.sandboxes.background import BackgroundTasks
@@ -18,6 +17,7 @@ from turnstile_server.sandboxes.docker.engine import DockerEngine
 from turnstile_server.sandboxes.docker.inspected import Image
 from turnstile_server.sandboxes.docker.probes import ImageProbes
 from turnstile_server.settings import SandboxSettings
+from waiting import wait_until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker]
 
@@ -97,8 +97,8 @@ async def test_a_probe_outlives_who_asked_and_not_its_provider(
     assert watched.made == 1
     stopped = probes(watched, run_dir, {})
     waiting = asyncio.create_task(stopped.runs_helper(able, "an image", tasks))
-    await eventually(lambda: containers_of(run_dir.name) != [])
+    await wait_until(lambda: containers_of(run_dir.name) != [])
     stopped.cancel()
     with pytest.raises(SandboxUnavailable, match="closing"):
         await waiting
-    await eventually(lambda: containers_of(run_dir.name) == [])
+    await wait_until(lambda: containers_of(run_dir.name) == [])

@@ -22,7 +22,7 @@ import pytest
 from docker.errors import APIError
 from docker_support import bare_image, container_of, containers_of, docker_provider, engine, python_image
 from echo_app import EchoApp, agents_of
-from sandbox_providers import LIMITS, SPEC, eventually
+from sandbox_providers import LIMITS, SPEC
 
 from turnstile_server.errors import SandboxFailed, SandboxUnavailable, StartupError, TaskFailed
 from turnstile_server.sandboxes import call_filter
@@ -34,6 +34,7 @@ from turnstile_server.sandboxes.endpoint import AgentEndpoint
 from turnstile_server.sandboxes.pool import SandboxPool
 from turnstile_server.sandboxes.protocol import HOMES, Command, ExecResult, Mount, Sandbox, User
 from turnstile_server.settings import SandboxSettings
+from waiting import PATIENCE_S, wait_until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker]
 
@@ -203,7 +204,7 @@ async def test_why_a_container_died_is_said(
 ) -> None:
     sandbox = await docker_sandboxes.create(SPEC)
     container_of(sandbox.sandbox_id).kill()
-    await eventually(lambda: "container ended: exit code 137" in caplog.text)
+    await wait_until(lambda: "container ended: exit code 137" in caplog.text)
 
 
 @pytest.mark.parametrize("image", ["turnstile-test:not-there", "not an image name"])
@@ -238,12 +239,12 @@ async def test_a_creation_cancelled_at_any_moment_leaves_no_container(
         await (await provider.create(SPEC)).destroy()
         for step in range(12):
             creating = asyncio.create_task(provider.create(SPEC))
-            await asyncio.sleep(0.03 * step)
+            await asyncio.sleep(0.03 * step)  # so that it is cancelled at different moments
             creating.cancel()
             await asyncio.gather(creating, return_exceptions=True)
             if not creating.cancelled() and creating.exception() is None:
                 await creating.result().destroy()
-        await eventually(lambda: containers_of(run_dir.name) == [])
+        await wait_until(lambda: containers_of(run_dir.name) == [])
         assert folders(run_dir) == []
 
 
@@ -254,7 +255,7 @@ async def test_a_provider_that_closes_while_it_creates_leaves_no_container(
     for step in range(8):
         async with started(sandbox_settings, run_dir) as provider:
             creating = [asyncio.create_task(provider.create(SPEC)) for _ in range(3)]
-            await asyncio.sleep(0.04 * step)
+            await asyncio.sleep(0.04 * step)  # so that they are cancelled at different moments
             for each in creating:
                 each.cancel()
         assert containers_of(run_dir.name) == []
@@ -298,7 +299,7 @@ async def test_a_removal_does_not_wait_by_the_engines_wait_which_may_never_retur
         with monkeypatch.context() as patch:
             patch.setattr(docker.APIClient, "remove_container", refusing)
             patch.setattr(docker.APIClient, "wait", never)
-            with anyio.fail_after(30):
+            with anyio.fail_after(PATIENCE_S):
                 await provider._engine.remove(made)
         assert refused == 3
         assert containers_of(run_dir.name) == []
@@ -323,7 +324,7 @@ async def test_a_removal_that_another_call_never_ends_is_given_up_after_the_time
             patch.setattr(docker.APIClient, "remove_container", refusing)
             with pytest.raises(SandboxUnavailable, match=r"docker_timeout_s|cannot remove"):
                 await impatient.remove(made)
-            await eventually(lambda: time.monotonic() - asked[-1] > 1)  # nobody goes on asking
+            await wait_until(lambda: time.monotonic() - asked[-1] > 1)  # nobody goes on asking
         assert 1.5 < asked[-1] - asked[0] < 30
         impatient.close()
 
@@ -359,11 +360,11 @@ async def test_a_pool_hands_out_warm_containers_and_replaces_a_dead_one(
     try:
         await pool.start(agents_of(EchoApp()), tasks)
         first = await pool.create(SPEC)
-        await eventually(lambda: pool.warm == 1)
+        await wait_until(lambda: pool.warm == 1)
         (warm,) = [name for name in containers_of(run_dir.name) if first.sandbox_id not in name]
         second = await pool.create(SPEC)
         assert second.sandbox_id in warm
-        await eventually(lambda: pool.warm == 1)
+        await wait_until(lambda: pool.warm == 1)
         known = (first.sandbox_id, second.sandbox_id)
         (dead,) = [name for name in containers_of(run_dir.name) if not name.endswith(known)]
         engine().containers.get(dead).kill()

@@ -26,7 +26,7 @@ from docker_support import (
     volumes_of,
 )
 from echo_app import EchoApp, agents_of
-from sandbox_providers import SPEC, eventually
+from sandbox_providers import SPEC
 
 from engine_forwarder import engine_over_tcp
 from tls_support import certificates
@@ -37,6 +37,7 @@ from turnstile_server.sandboxes.docker.folder_tar import STAMP
 from turnstile_server.sandboxes.docker.provider import DockerProvider
 from turnstile_server.sandboxes.protocol import Command, Mount, Sandbox
 from turnstile_server.settings import SandboxSettings
+from waiting import wait_until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker]
 
@@ -191,7 +192,7 @@ async def test_a_copy_that_takes_too_long_is_not_the_tasks_fault_and_leaves_noth
         ) as said:
             await provider.create(SPEC)
         assert said.value.fault is Fault.INFRASTRUCTURE
-        await eventually(lambda: containers_of(run_dir.name) == [])
+        await wait_until(lambda: containers_of(run_dir.name) == [])
     assert left_in(run_dir) == []
 
 
@@ -200,7 +201,7 @@ async def test_a_creation_cancelled_while_it_fills_leaves_no_container(run_dir: 
     async with started(run_dir, **STREAM) as provider:
         for step in range(8):
             creating = asyncio.create_task(provider.create(spec))
-            await asyncio.sleep(0.04 * step)
+            await asyncio.sleep(0.04 * step)  # so that it is cancelled at different moments
             creating.cancel()
             await asyncio.gather(creating, return_exceptions=True)
             if not creating.cancelled() and creating.exception() is None:
@@ -288,7 +289,7 @@ async def test_when_the_server_is_killed_its_containers_end_by_themselves(run_di
         os.kill(child.pid, signal.SIGKILL)
         child.wait()
         child.stdout.close()
-    await eventually(lambda: not any(engine().containers.get(name).status == "running" for name in names))
+    await wait_until(lambda: not any(engine().containers.get(name).status == "running" for name in names))
     async with started(run_dir, **STREAM):
         assert containers_of(run_dir.name) == []
 
@@ -373,5 +374,5 @@ async def test_an_engine_that_dies_fails_what_runs_as_infrastructure_and_serves_
             after = await provider.create(SPEC)
             assert await sh(after, "echo well") == "well\n"
             # What could not be removed while it was away is removed now.
-            await eventually(lambda: containers_of(run_dir.name) == [f"turnstile-{after.sandbox_id}"])
+            await wait_until(lambda: containers_of(run_dir.name) == [f"turnstile-{after.sandbox_id}"])
     assert containers_of(run_dir.name) == []

@@ -8,8 +8,10 @@ import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import anyio
 import pytest
 from echo_app import EchoApp, agents_of
+from loop_clock import loop_clock
 
 from turnstile_server.errors import SandboxFailed, SandboxUnavailable
 from turnstile_server.sandboxes.background import BackgroundTasks
@@ -21,6 +23,7 @@ from turnstile_server.sandboxes.helper_sandbox import HelperSandbox, Layout
 from turnstile_server.sandboxes.protocol import Command
 from turnstile_server.sandboxes.sockets import SandboxSockets
 from turnstile_server.settings import SandboxSettings
+from waiting import wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -119,8 +122,7 @@ async def test_a_helper_that_nobody_waited_for_is_cut_off_at_close(
     sockets = SandboxSockets(run_dir / "two", agents_of(echo_app, 3), tasks, name="two")
     await sockets.open()
     caller = await Caller.dial(sockets)
-    while (sockets.folder / "helper.sock").exists():  # noqa: ASYNC110 - a file, not an event
-        await asyncio.sleep(0.01)
+    await wait_until(lambda: not (sockets.folder / "helper.sock").exists())
     await sockets.close()
     assert await _closed(caller.reader)
     caller.writer.close()
@@ -137,7 +139,7 @@ async def test_a_link_is_closed_in_the_turn_of_the_loop_in_which_bytes_come(
         await sockets.open()
         caller = await Caller.dial(sockets)
         client = await sockets.dialed_in(10)
-        await asyncio.sleep(0.01)  # until it reads
+        await anyio.wait_all_tasks_blocked()  # it reads
         closing = asyncio.create_task(client.close())
         for _ in range(turns):
             await asyncio.sleep(0)
@@ -156,7 +158,7 @@ async def test_a_read_of_the_engine_is_cancelled_in_the_turn_of_the_loop_in_whic
         connection = await EngineAddress(f"unix://{path}").connect()
         engine = await writers.get()
         reading = asyncio.create_task(connection.receive())
-        await asyncio.sleep(0.01)
+        await anyio.wait_all_tasks_blocked()
         engine.write(b"one")
         asyncio.get_running_loop().call_soon(reading.cancel)
         await asyncio.gather(reading, return_exceptions=True)
@@ -189,19 +191,21 @@ async def test_connections_beyond_the_bound_are_closed_and_others_served(sockets
         writer.write(b"GET /e/one/x HTTP/1.1\r\nhost: x\r\n\r\n")
         await reader.readuntil(b"GET /e/one/x 0")
     refused, refused_writer = await asyncio.open_unix_connection(sockets.folder / "gate.sock")
-    assert await _closed(refused)
+    with loop_clock() as clock:
+        assert await clock.pass_while(_closed(refused))
     refused_writer.close()
     for _, writer in held:
         writer.close()
         await writer.wait_closed()
-    for _ in range(1000):
+
+    async def answer() -> bytes:
         reader, writer = await asyncio.open_unix_connection(sockets.folder / "gate.sock")
         writer.write(b"GET /e/one/x HTTP/1.0\r\n\r\n")
-        answer = await reader.read()
+        said = await reader.read()
         writer.close()
-        if answer:
-            break
-    assert answer.startswith(b"HTTP/1.1 200")
+        return said
+
+    assert (await wait_until(answer)).startswith(b"HTTP/1.1 200")
 
 
 async def test_a_folder_too_long_for_sockets_says_which_setting_to_change(

@@ -18,9 +18,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from anyio.abc import Process
-from sandbox_providers import LIMITS, SPEC, eventually, local_traces
+from sandbox_providers import LIMITS, SPEC, local_traces
 
 import turnstile_server
 from turnstile_server.child_processes import start_process
@@ -33,6 +34,7 @@ from turnstile_server.sandboxes.pool import SandboxPool
 from turnstile_server.sandboxes.protocol import Command, Mount, SandboxSpec
 from turnstile_server.sandboxes.sockets import SandboxSockets
 from turnstile_server.settings import SandboxSettings
+from waiting import wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -183,7 +185,7 @@ async def test_without_isolation_what_was_left_behind_is_found_and_killed(
     script = f"setsid sleep {word} </dev/null >/dev/null 2>&1 & (sleep {word} & ) >/dev/null 2>&1"
     for owner in (sandbox, neighbour):
         await owner.exec(Command(("sh", "-c", script)))
-    await eventually(lambda: running(word) == 4)
+    await wait_until(lambda: running(word) == 4)
     await sandbox.stop_all()
     assert running(word) == 2
     # Killed from outside, the helper can end nothing any more.
@@ -191,7 +193,7 @@ async def test_without_isolation_what_was_left_behind_is_found_and_killed(
     os.kill(int(pid), signal.SIGKILL)
     await neighbour.lost.wait()
     await neighbour.destroy()
-    await eventually(lambda: running(word) == 0)
+    await wait_until(lambda: running(word) == 0)
     await provider.close()
 
 
@@ -247,8 +249,10 @@ async def test_a_helper_that_never_calls_is_given_up_in_its_time_and_leaves_noth
     tasks: BackgroundTasks,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    provider = LocalProvider(sandbox_settings.model_copy(update={"start_timeout_s": 0.5}), run_dir)
+    provider = LocalProvider(sandbox_settings, run_dir)
     await provider.start(agents, tasks)
+    impatient = sandbox_settings.model_copy(update={"start_timeout_s": 0.5})
+    monkeypatch.setattr(provider, "_settings", impatient)
     monkeypatch.setattr(bubblewrap, "HELPER_FLAGS", ("-c", "import time; time.sleep(60)"))
     with pytest.raises(SandboxUnavailable, match=r"did not call within 0\.5 s"):
         await provider.create(SPEC)
@@ -344,10 +348,10 @@ async def start_server(run_dir: Path, kind: str) -> tuple[asyncio.subprocess.Pro
 async def test_a_killed_server_leaves_no_sandbox_running(run_dir: Path, kind: str) -> None:
     server, sandbox_id = await start_server(run_dir, kind)
     assert sandbox_id.startswith("sb-")
-    await eventually(lambda: len(marked(run_dir)) >= 2)  # a process bears its mark only once it has been executed
+    await wait_until(lambda: len(marked(run_dir)) >= 2)  # a process bears its mark only once it has been executed
     server.kill()
     await server.wait()
-    await eventually(lambda: marked(run_dir) == [])
+    await wait_until(lambda: marked(run_dir) == [])
 
 
 def marked(run_dir: Path) -> list[bytes]:
@@ -367,7 +371,7 @@ async def test_the_next_start_sweeps_what_a_killed_server_left(
     assert (run_dir / sandbox_id).exists()
     provider = LocalProvider(sandbox_settings, run_dir)
     await provider.start(agents, tasks)
-    await eventually(lambda: marked(run_dir) == [] and local_traces(sandbox_id, run_dir) == [])
+    await wait_until(lambda: marked(run_dir) == [] and local_traces(sandbox_id, run_dir) == [])
     await provider.close()
 
 
@@ -495,7 +499,7 @@ async def test_a_creation_that_is_cancelled_before_its_process_was_started_leave
     creating = asyncio.create_task(provider.create(SPEC))
     await begun.wait()
     creating.cancel()
-    await asyncio.sleep(0.01)  # its caller has gone
+    await anyio.wait_all_tasks_blocked()  # its caller has gone
     go.set()
     with pytest.raises(asyncio.CancelledError):
         await creating

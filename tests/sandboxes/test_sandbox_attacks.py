@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from attack import PRELUDE, Attack
 from attacks import ATTACKS
-from sandbox_providers import BACKENDS, SPEC, Backend, eventually
+from sandbox_providers import BACKENDS, SPEC, Backend
 
 from turnstile_server.errors import SandboxFailed
 from turnstile_server.sandboxes.protocol import (
@@ -28,6 +28,7 @@ from turnstile_server.sandboxes.protocol import (
     SandboxSpec,
     User,
 )
+from waiting import wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -150,7 +151,7 @@ async def test_a_daemon_ends_with_its_sandbox(backend: Backend, provider: Sandbo
     assert seen.stdout.startswith(b"DONE"), seen
     await sandbox.destroy()
     assert backend.traces(sandbox.sandbox_id, run_dir) == []
-    await eventually(lambda: daemons() == [])
+    await wait_until(lambda: daemons() == [])
 
 
 def daemons() -> list[str]:

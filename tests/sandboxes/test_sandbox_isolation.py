@@ -14,6 +14,7 @@ from sandbox_providers import LIMITS, SPEC, Backend
 
 from turnstile_server.sandboxes.helper_sandbox import HelperSandbox
 from turnstile_server.sandboxes.protocol import Command, ExecResult, Mount, SandboxProvider, SandboxSpec, User
+from waiting import wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -85,13 +86,11 @@ async def test_the_door_streams(sandbox: HelperSandbox, echo_app: EchoApp) -> No
     )
     assert sandbox.agent_url is not None
     asking = asyncio.create_task(python(sandbox, script, sandbox.agent_url, "/e/one/stream"))
-    for _ in range(1000):
-        result = await sandbox.exec(Command(("cat", "first")))
-        if result.stdout == b"first":
-            break
-        await asyncio.sleep(0.01)
-    else:
-        raise AssertionError("the first half did not come before the second was sent")
+
+    async def first_half_came() -> bool:
+        return (await sandbox.exec(Command(("cat", "first")))).stdout == b"first"
+
+    await wait_until(first_half_came, "the first half comes before the second is sent")
     echo_app.go_on.set()
     assert (await asking).stdout == b"second\n"
 
@@ -100,8 +99,7 @@ async def test_a_caller_that_is_killed_is_seen_to_have_left(sandbox: HelperSandb
     sandbox.admit("one")
     assert sandbox.agent_url is not None
     asking = await sandbox.start(Command(("python3", "-c", _GET, sandbox.agent_url, "/e/one/stream")))
-    while not echo_app.paths:  # noqa: ASYNC110 - the application's list, not an event
-        await asyncio.sleep(0.01)
+    await wait_until(lambda: echo_app.paths)
     await asking.kill()
     await echo_app.caller_left.wait()
 

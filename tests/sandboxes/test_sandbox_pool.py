@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import anyio
@@ -16,6 +16,7 @@ from turnstile_server.sandboxes.background import BackgroundTasks
 from turnstile_server.sandboxes.pool import SandboxPool
 from turnstile_server.sandboxes.protocol import Sandbox
 from turnstile_server.settings import SandboxSettings
+from waiting import wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -33,12 +34,6 @@ async def pooled(provider: MemoryProvider, **fields: object) -> AsyncIterator[Sa
             await pool.close()
 
 
-async def until(holds: Callable[[], bool]) -> None:
-    with anyio.fail_after(20):
-        while not holds():  # noqa: ASYNC110 - nothing tells of it
-            await anyio.sleep(0.002)
-
-
 async def test_never_more_than_max_open_exist_and_those_who_wait_are_served_in_order() -> None:
     provider = MemoryProvider()
     served: list[int] = []
@@ -47,7 +42,8 @@ async def test_never_more_than_max_open_exist_and_those_who_wait_are_served_in_o
         async def use(number: int) -> None:
             sandbox = await pool.create(spec(str(number % 2)))
             served.append(number)
-            await anyio.sleep(0.002)
+            for _ in range(30):
+                await anyio.lowlevel.checkpoint()
             await sandbox.destroy()
 
         for number in range(20):
@@ -64,7 +60,7 @@ async def test_a_sandbox_that_is_being_removed_takes_room_until_it_is_gone() -> 
         first = await pool.create(spec())
         provider.may_destroy.clear()
         group.start_soon(first.destroy)
-        await until(lambda: provider.made[0].destroyed)
+        await wait_until(lambda: provider.made[0].destroyed)
         waiting = asyncio.create_task(pool.create(spec()))
         for _ in range(20):
             await anyio.lowlevel.checkpoint()
@@ -98,7 +94,7 @@ async def test_cancelled_calls_give_their_room_or_their_place_back() -> None:
     async with pooled(provider, max_open=1) as pool:
         provider.may_create.clear()
         making = asyncio.create_task(pool.create(spec()))
-        await until(lambda: provider.attempts == 1)
+        await wait_until(lambda: provider.attempts == 1)
         waiting = asyncio.create_task(pool.create(spec()))
         last = asyncio.create_task(pool.create(spec()))
         await anyio.lowlevel.checkpoint()
@@ -117,7 +113,7 @@ async def test_a_destroy_that_is_cancelled_goes_on_and_twice_is_once() -> None:
         provider.may_destroy.clear()
         destroying = asyncio.create_task(sandbox.destroy())
         again = asyncio.create_task(sandbox.destroy())
-        await until(lambda: provider.made[0].destroyed)
+        await wait_until(lambda: provider.made[0].destroyed)
         destroying.cancel()
         await asyncio.gather(destroying, return_exceptions=True)
         assert not again.done()
@@ -132,11 +128,11 @@ async def test_the_latest_specs_have_warm_sandboxes_and_older_ones_lose_theirs()
     async with pooled(provider, warm=2, warm_specs=2) as pool:
         for image in "abc":
             await (await pool.create(spec(image))).destroy()
-        await until(lambda: sorted(s.spec.image or "" for s in provider.open) == ["b", "b", "c", "c"])
+        await wait_until(lambda: sorted(s.spec.image or "" for s in provider.open) == ["b", "b", "c", "c"])
         warm = set(provider.open)
         sandbox = await pool.create(spec("b"))
         assert sandbox.sandbox_id in {each.sandbox_id for each in warm}
-        await until(lambda: pool.warm == 4)
+        await wait_until(lambda: pool.warm == 4)
         assert pool.taken == 5
 
 
@@ -144,13 +140,13 @@ async def test_a_warm_sandbox_that_died_is_replaced_and_never_handed_out() -> No
     provider = MemoryProvider()
     async with pooled(provider, warm=2) as pool:
         await (await pool.create(spec())).destroy()
-        await until(lambda: pool.warm == 2)
+        await wait_until(lambda: pool.warm == 2)
         dead = list(provider.open)
         for sandbox in dead:
             sandbox.alive = False
         lent = await pool.create(spec())
         assert lent.sandbox_id not in {each.sandbox_id for each in dead}
-        await until(lambda: pool.warm == 2 and not any(each in provider.open for each in dead))
+        await wait_until(lambda: pool.warm == 2 and not any(each in provider.open for each in dead))
         assert pool.taken == 3
 
 
@@ -158,13 +154,13 @@ async def test_warm_sandboxes_give_way_to_a_call_that_needs_the_room() -> None:
     provider = MemoryProvider()
     async with pooled(provider, max_open=3, warm=2) as pool:
         held = await pool.create(spec("a"))
-        await until(lambda: pool.warm == 2)
+        await wait_until(lambda: pool.warm == 2)
         others: list[Sandbox] = [await pool.create(spec("b")) for _ in range(2)]
         assert pool.warm == 0
         assert provider.most == 3
         for sandbox in [held, *others]:
             await sandbox.destroy()
-        await until(lambda: pool.warm == 3)
+        await wait_until(lambda: pool.warm == 3)
 
 
 @pytest.mark.parametrize("error", [SandboxUnavailable("the engine is gone"), KeyError("a bug")])
@@ -172,15 +168,15 @@ async def test_a_refill_that_fails_is_tried_again_ever_more_rarely_until_it_work
     provider = MemoryProvider()
     async with pooled(provider, warm=1) as pool:
         sandbox = await pool.create(spec())
-        await until(lambda: pool.warm == 1)
+        await wait_until(lambda: pool.warm == 1)
         provider.fail = error
         provider.made[-1].alive = False
         with pytest.raises(type(error)):
             await pool.create(spec())
-        await until(lambda: provider.attempts >= 6)
-        await until(lambda: pool.taken == 1)  # between two tries
+        await wait_until(lambda: provider.attempts >= 6)
+        await wait_until(lambda: pool.taken == 1)  # between two tries
         provider.fail = None
-        await until(lambda: pool.warm == 1)
+        await wait_until(lambda: pool.warm == 1)
         await sandbox.destroy()
 
 
@@ -188,11 +184,11 @@ async def test_closing_destroys_warm_and_lent_sandboxes_and_refuses_who_waits() 
     provider = MemoryProvider()
     async with pooled(provider, max_open=3, warm=1) as pool:
         await pool.create(spec())
-        await until(lambda: pool.warm == 1)
+        await wait_until(lambda: pool.warm == 1)
         await pool.create(spec("b"))
         await pool.create(spec("b"))
         waiting = asyncio.create_task(pool.create(spec("c")))
-        await until(lambda: len(provider.open) == 3)
+        await wait_until(lambda: len(provider.open) == 3)
         await pool.close()
         with pytest.raises(SandboxUnavailable, match="closing"):
             await waiting
@@ -206,7 +202,7 @@ async def test_a_sandbox_that_was_being_made_at_close_is_destroyed() -> None:
     async with pooled(provider) as pool:
         provider.may_create.clear()
         making = asyncio.create_task(pool.create(spec()))
-        await until(lambda: provider.attempts == 1)
+        await wait_until(lambda: provider.attempts == 1)
         await pool.close()
         provider.may_create.set()
         with pytest.raises(SandboxUnavailable, match="closing"):
@@ -220,10 +216,10 @@ async def test_a_sandbox_tells_how_long_it_was_waited_for_and_whether_it_was_war
     async with pooled(provider, max_open=1, warm=1) as pool:
         first = await pool.create(spec())
         waiting = asyncio.create_task(pool.create(spec()))
-        await anyio.sleep(0.02)
+        await anyio.sleep(first.origin.waited_s + 0.02)  # the second waits longer than the first
         await first.destroy()
         second = await waiting
         assert (first.origin.warm, second.origin.waited_s > first.origin.waited_s) == (False, True)
         await second.destroy()
-        await until(lambda: pool.warm == 1)
+        await wait_until(lambda: pool.warm == 1)
         assert (await pool.create(spec())).origin.warm

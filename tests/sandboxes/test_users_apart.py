@@ -9,10 +9,11 @@ import signal
 
 import anyio
 import pytest
-from sandbox_providers import Backend, eventually
+from sandbox_providers import Backend
 
 from turnstile_server.sandboxes.helper_sandbox import HelperSandbox
 from turnstile_server.sandboxes.protocol import HOMES, Command, ExecResult, Process, User
+from waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -122,7 +123,7 @@ async def start_victim(sandbox: HelperSandbox, victim: User) -> tuple[Process, s
             line_s=0.01,
         )
     )
-    await eventually(lambda: bool(lines))
+    await wait_until(lambda: bool(lines))
     return process, lines[0].split()[1].decode()
 
 
@@ -185,7 +186,7 @@ async def test_a_kill_of_everything_ends_its_own_user_only_and_no_later_command(
     killer = Command(("python3", "-c", "import os; os.kill(-1, 9)"), user=User.AGENT, timeout_s=30)
     killed = await sandbox.exec(killer)
     assert killed.exit_code == 0, killed
-    with anyio.fail_after(30):
+    with anyio.fail_after(PATIENCE_S):
         assert (await own.wait()).exit_code == 128 + signal.SIGKILL
     after = await sh(sandbox, "echo well", User.AGENT)
     assert after.stdout == b"well\n", after
