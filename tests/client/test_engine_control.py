@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -368,13 +367,13 @@ def test_a_folder_that_cannot_be_sent_is_refused_before_an_engine_is_asked(
     ],
 )
 def test_an_address_where_no_store_can_be_is_refused_at_once(
-    stub: EngineStub, tiny_model: Path, store: str, reason: str
+    stub: EngineStub, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, store: str, reason: str
 ) -> None:
+    """torch's own time-out does not say so: it is longer than a test may take."""
+    monkeypatch.setattr(weights.open_store, "__kwdefaults__", {"timeout_s": 3600.0})
     asked = ["engine", "weights", str(tiny_model), "v2", "--url", stub.url, "--broadcast", store]
-    began = time.monotonic()
     result = CliRunner().invoke(app, asked)
     assert (result.exit_code, reason in result.stderr) == (2, True), result.output
-    assert time.monotonic() - began < 30  # torch's time-out is 60
     assert "POST /engine/groups" not in stub.calls
 
 

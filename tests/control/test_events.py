@@ -11,6 +11,7 @@ from starlette.types import Message
 from turnstile.models import Episode, EpisodeStatus, EpisodeTimings, Limits, Sampling, TaskRef
 from turnstile_server.control.events import EventStream
 from turnstile_server.control.protocol import EpisodeEvent
+from waiting import PATIENCE_S
 
 pytestmark = pytest.mark.anyio
 
@@ -60,17 +61,17 @@ class Subscription:
             self.closed = True
 
 
-async def run(subscription: Subscription, reader: Reader, closing: anyio.Event | None = None) -> None:
+async def run_stream(subscription: Subscription, reader: Reader, closing: anyio.Event | None = None) -> None:
     stream = EventStream(
         subscription.events(), closing=closing or anyio.Event(), heartbeat_s=30, send_timeout_s=0.05
     )
-    with anyio.fail_after(25):
+    with anyio.fail_after(PATIENCE_S):
         await stream({"type": "http"}, reader.receive, reader.send)
 
 
 async def test_a_reader_that_takes_nothing_is_dropped_and_its_subscription_closed() -> None:
     subscription, reader = Subscription(100), Reader(takes=4)
-    await run(subscription, reader)
+    await run_stream(subscription, reader)
     assert subscription.closed
     assert len(reader.got) == 4
     assert all(message.get("more_body", True) for message in reader.got)  # cut off, not ended
@@ -79,7 +80,7 @@ async def test_a_reader_that_takes_nothing_is_dropped_and_its_subscription_close
 async def test_a_reader_that_leaves_closes_its_subscription() -> None:
     subscription, reader = Subscription(3), Reader(takes=100)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(run, subscription, reader)
+        tasks.start_soon(run_stream, subscription, reader)
         await anyio.wait_all_tasks_blocked()
         reader.left.set()
     assert subscription.closed
@@ -88,7 +89,7 @@ async def test_a_reader_that_leaves_closes_its_subscription() -> None:
 
 async def test_a_stream_ends_with_its_subscription() -> None:
     subscription, reader = Subscription(2, then_end=True), Reader(takes=100)
-    await run(subscription, reader)
+    await run_stream(subscription, reader)
     assert subscription.closed
     assert reader.got[-1] == {"type": "http.response.body", "body": b"", "more_body": False}
 
@@ -96,7 +97,7 @@ async def test_a_stream_ends_with_its_subscription() -> None:
 async def test_a_stream_ends_in_order_when_the_server_closes() -> None:
     subscription, reader, closing = Subscription(2), Reader(takes=100), anyio.Event()
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(run, subscription, reader, closing)
+        tasks.start_soon(run_stream, subscription, reader, closing)
         await anyio.wait_all_tasks_blocked()
         closing.set()
     assert subscription.closed

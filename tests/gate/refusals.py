@@ -11,6 +11,8 @@ import openai
 from conversation import body, raw, reply_ids, turns, url
 from gate_support import Stage, says
 
+from waiting import PATIENCE_S
+
 
 def refused(response: httpx.Response, status: int, code: str, *, retry: bool, type_: str | None = None) -> str:
     """Asserts the whole shape of a refusal; the message."""
@@ -47,7 +49,7 @@ async def counted(
     async def note(request: httpx.Request) -> None:
         sent.append(request)
 
-    http = httpx.AsyncClient(event_hooks={"request": [note], "response": [*answered]}, timeout=30)
+    http = httpx.AsyncClient(event_hooks={"request": [note], "response": [*answered]}, timeout=PATIENCE_S)
     given = {"base_url": f"{episode['model_url']}/v1", "api_key": episode["episode_key"]}
     async with openai.AsyncOpenAI(max_retries=2, http_client=http, **given) as agent:  # type: ignore[arg-type]
         yield agent, sent

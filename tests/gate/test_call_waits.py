@@ -9,6 +9,7 @@ from loop_clock import loop_clock
 from turnstile_server.errors import EngineUnavailable
 from turnstile_server.gate.call import ModelCall
 from turnstile_server.rendering.protocol import TextDelta
+from waiting import PATIENCE_S
 
 pytestmark = pytest.mark.anyio
 
@@ -28,7 +29,7 @@ async def test_a_wait_ends_with_the_next_delta_and_with_the_outcome() -> None:
             assert await call.changed(len(seen), LONG)
             seen.extend(range(len(seen), len(call.deltas)))
 
-    with anyio.fail_after(20):
+    with anyio.fail_after(PATIENCE_S):
         async with anyio.create_task_group() as tasks:
             for _ in range(3):
                 tasks.start_soon(call.wait_until_done)
@@ -82,7 +83,7 @@ async def test_a_wait_that_timed_out_or_was_cancelled_leaves_nothing() -> None:
 async def test_a_cancelled_scope_interrupts_every_wait_that_begins_in_it() -> None:
     """Level-triggered: a caller that goes on waiting after it was cancelled is cancelled again."""
     call, interrupted = new_call(), 0
-    with anyio.fail_after(20), anyio.CancelScope() as scope:
+    with anyio.fail_after(PATIENCE_S), anyio.CancelScope() as scope:
         scope.cancel()
         for _ in range(3):
             try:

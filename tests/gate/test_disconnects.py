@@ -36,7 +36,7 @@ from conversation import (
 from gate_support import Answer, Prompted, Said, Stage, fails, says, staged, until_aborted
 
 from turnstile_server.errors import EngineTimeout
-from waiting import wait_until
+from waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -79,7 +79,7 @@ async def test_the_engine_stops_when_the_caller_of_an_unstreamed_call_goes(stage
         prompted = await called(stage)
         assert not prompted.aborted.is_set()
         caller.cancel()
-    with anyio.fail_after(20):
+    with anyio.fail_after(PATIENCE_S):
         await prompted.aborted.wait()
     assert await discarded_once(stage, episode) == {"caller_gone": len(stage.encode("never read"))}
     assert await turns(stage, episode) == []
@@ -91,7 +91,7 @@ async def test_a_caller_that_goes_before_the_first_token_leaves_nothing(stage: S
     async with asking(episode, stream=True) as caller:
         prompted = await called(stage)
         caller.cancel()
-    with anyio.fail_after(20):
+    with anyio.fail_after(PATIENCE_S):
         await prompted.aborted.wait()
     await in_flight(stage, 0)
     assert await turns(stage, episode) == []
@@ -260,7 +260,7 @@ async def test_a_half_closed_caller_is_gone(stage: Stage) -> None:
         await connection.send(_request(episode))
         prompted = await called(stage)
         await connection.send_eof()
-        with anyio.fail_after(20):
+        with anyio.fail_after(PATIENCE_S):
             await prompted.aborted.wait()
     assert await discarded_once(stage, episode) == {"caller_gone": len(stage.encode("never read"))}
 
@@ -284,7 +284,7 @@ async def test_a_caller_that_reads_nothing_is_given_up(tiny_model: Path, tmp_pat
         async with await _connected(episode, receive_buffer=4096) as connection:
             await connection.send(_request(episode, stream=True))
             prompted = await called(stage)
-            with anyio.fail_after(30):
+            with anyio.fail_after(PATIENCE_S):
                 await prompted.aborted.wait()
             [turn] = await turns_once(stage, episode)
     assert turn["finish_reason"] == "abort"
@@ -297,7 +297,7 @@ async def test_a_caller_that_goes_while_the_engine_is_never_silent_is_noticed(st
         await connection.send(_request(episode, stream=True))
         assert b"200 OK" in await connection.receive()
     prompted = await called(stage)
-    with anyio.fail_after(20):
+    with anyio.fail_after(PATIENCE_S):
         await prompted.aborted.wait()
     [turn] = await turns_once(stage, episode)
     assert turn["finish_reason"] == "abort"

@@ -24,6 +24,7 @@ from refusals import counted, refused, still_works
 
 from turnstile_server.errors import EngineTimeout, EngineUnavailable
 from turnstile_server.gate.dialects.router import DialectRouter
+from waiting import PATIENCE_S
 
 pytestmark = pytest.mark.anyio
 
@@ -320,7 +321,7 @@ async def test_a_refusal_that_needs_no_body_reaches_a_client_that_still_sends_it
 
         def asked() -> int:
             # As simple clients do: everything is sent before anything is read, and the connection is not kept.
-            with contextlib.closing(HTTPConnection(str(at.hostname), at.port, timeout=30)) as client:
+            with contextlib.closing(HTTPConnection(str(at.hostname), at.port, timeout=PATIENCE_S)) as client:
                 client.request("POST", path.get(fault, at.path), bytes(8 << 20), {"connection": "close", **key})
                 return client.getresponse().status
 

@@ -12,6 +12,7 @@ from turnstile_server.http.connections import ConnectionLimits, Connections, Sea
 from turnstile_server.http.exchange import AgentExchange, CallerGone
 from turnstile_server.http.intake import Intake
 from turnstile_server.settings import GateSettings
+from waiting import PATIENCE_S
 
 pytestmark = pytest.mark.anyio
 
@@ -57,7 +58,7 @@ async def test_a_caller_that_goes_interrupts_its_reply(ours: bool) -> None:
         else:
             seat.left()
 
-    with anyio.fail_after(20):
+    with anyio.fail_after(PATIENCE_S):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(go)
             with anyio.CancelScope() as responding, served.watching(responding):
@@ -73,7 +74,7 @@ async def test_a_caller_that_had_gone_before_is_noticed_at_once() -> None:
     caller, seat = Caller(), new_seat()
     served = exchange(caller, seat)
     seat.left()
-    with anyio.fail_after(20), anyio.CancelScope() as responding, served.watching(responding):
+    with anyio.fail_after(PATIENCE_S), anyio.CancelScope() as responding, served.watching(responding):
         await anyio.sleep_forever()
     assert served.gone
 
@@ -111,6 +112,6 @@ async def test_a_send_that_would_wait_for_its_client_is_bounded() -> None:
 
     served = AgentExchange(scope, caller.receive, stuck, settings, "gate", Intake("gate", settings))
     seat.blocked = True
-    with anyio.fail_after(20), pytest.raises(CallerGone):
+    with anyio.fail_after(PATIENCE_S), pytest.raises(CallerGone):
         await served.start(200, [])
     assert served.gone

@@ -26,7 +26,7 @@ from conversation import (
 from gate_support import Stage, says, staged
 
 from turnstile_server.http.connections import Seat
-from waiting import wait_until
+from waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -197,7 +197,7 @@ async def test_after_a_crash_a_committed_turn_whose_reply_was_not_sent_is_untrai
         stage.engine.answers = [says(first), says(second)]
         episode = await stage.episode()
         said = [*GO, {"role": "assistant", "content": "acknowledged"}, {"role": "user", "content": "on"}]
-        async with httpx.AsyncClient(headers=auth(episode), timeout=30) as client:
+        async with httpx.AsyncClient(headers=auth(episode), timeout=PATIENCE_S) as client:
             assert (await client.post(url(episode), json=body())).status_code == 200
             with appends_held(stage, behind=True) as held:
                 async with anyio.create_task_group() as tasks:

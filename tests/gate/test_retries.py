@@ -29,7 +29,7 @@ from gate_support import Prompted, Said, Stage, fails, says, until_aborted
 from loop_clock import loop_clock
 
 from turnstile_server.errors import EngineUnavailable
-from waiting import wait_until
+from waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -144,7 +144,7 @@ async def test_a_call_whose_caller_went_is_replaced_and_its_tokens_discarded(
     stage.engine.answers = [reluctant, says(reply_ids(stage, "new"))]
     episode = await stage.episode(limits={"max_turns": 1})
     old = await start_and_leave(stage, episode)
-    with anyio.fail_after(20):
+    with anyio.fail_after(PATIENCE_S):
         await old.aborted.wait()
     async with raw(episode) as client:
         reply = await client.post(url(episode), json=body(), headers=mark)

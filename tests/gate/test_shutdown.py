@@ -16,7 +16,7 @@ from conversation import raw, reply_ids
 from gate_support import staged, until_aborted
 
 from turnstile_server.http.connections import Seat
-from waiting import wait_until
+from waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -72,7 +72,7 @@ async def test_a_stream_that_outlives_the_grace_ends_with_the_error_of_its_diale
         stage.engine.answers = [until_aborted(reply_ids(stage, "partly said")[:-1])]
         episode = await stage.episode()
         async with raw(episode) as client:
-            with anyio.fail_after(20):
+            with anyio.fail_after(PATIENCE_S):
                 async with client.stream("POST", episode["model_url"] + path, json=sent) as stream:
                     assert stream.status_code == 200
                     said = ""
@@ -127,7 +127,7 @@ async def test_a_control_request_that_outlives_the_grace_is_503_and_one_that_can
         await wait_until(lambda: len(begun) == 2)
         await anyio.wait_all_tasks_blocked()
         stage.control_listener.stop()
-        with anyio.fail_after(20):
+        with anyio.fail_after(PATIENCE_S):
             said = b"".join([part async for part in connections[0]])
             assert said.startswith(b"HTTP/1.1 503 ")
             assert b"server_stopping" in said

@@ -48,7 +48,7 @@ async def test_an_open_websocket_makes_way_for_nobody(tiny_model: Path, tmp_path
             for _ in range(30):
                 await stack.enter_async_context(await anyio.connect_tcp(str(at.hostname), int(at.port or 0)))
             await kept.send('{"type": "state"}')
-            with anyio.fail_after(20):
+            with anyio.fail_after(PATIENCE_S):
                 assert await kept.recv()
 
 

@@ -28,6 +28,7 @@ from turnstile_server.errors import (
     TurnstileError,
 )
 from turnstile_server.rendering.vocabulary import load_vocabulary
+from waiting import PATIENCE_S
 
 pytestmark = pytest.mark.anyio
 
@@ -54,7 +55,7 @@ def client(episode: dict[str, Any], **options: Any) -> anthropic.AsyncAnthropic:
 @asynccontextmanager
 async def plain(episode: dict[str, Any]) -> AsyncIterator[httpx.AsyncClient]:
     headers = {"x-api-key": episode["episode_key"], "anthropic-version": "2023-06-01"}
-    async with httpx.AsyncClient(base_url=episode["model_url"], headers=headers, timeout=30) as http:
+    async with httpx.AsyncClient(base_url=episode["model_url"], headers=headers, timeout=PATIENCE_S) as http:
         yield http
 
 

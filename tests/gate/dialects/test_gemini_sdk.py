@@ -17,6 +17,7 @@ from google.genai import errors, types
 from loop_clock import loop_clock
 
 from turnstile_server.errors import EngineRefused, EngineUnavailable
+from waiting import PATIENCE_S
 
 pytestmark = pytest.mark.anyio
 
@@ -232,7 +233,7 @@ async def test_text_leaves_in_both_forms_while_the_engine_still_samples(stage: S
     body = {"contents": [{"parts": [{"text": "go"}]}]}
     seen = ""
     async with raw(episode) as http, http.stream("POST", path, json=body) as response:
-        with anyio.fail_after(20):
+        with anyio.fail_after(PATIENCE_S):
             async for text in response.aiter_text():
                 seen += text
                 if "first part" in seen:
@@ -253,7 +254,7 @@ async def test_keep_alives_are_empty_lines_in_both_forms(tiny_model: Path, tmp_p
         body = {"contents": [{"parts": [{"text": "go"}]}]}
         seen = ""
         async with raw(episode) as http, http.stream("POST", path, json=body) as response:
-            with anyio.fail_after(20):
+            with anyio.fail_after(PATIENCE_S):
                 async for text in response.aiter_text():
                     seen += text
                     if seen.count("\n") >= 3:
