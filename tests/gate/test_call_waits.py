@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import anyio
 import pytest
-from loop_clock import loop_clock
+from stepped_clock import loop_clock
 
 from turnstile_server.errors import EngineUnavailable
 from turnstile_server.gate.call import ModelCall

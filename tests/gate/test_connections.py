@@ -20,8 +20,8 @@ import pytest
 from anyio.abc import SocketStream
 from conversation import body, raw, reply_ids, url
 from gate_support import Said, Stage, says, staged
-from loop_clock import loop_clock
 from starlette.types import ASGIApp, Receive, Scope, Send
+from stepped_clock import loop_clock
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from turnstile_server.http.acceptor import Acceptor

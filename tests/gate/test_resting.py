@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
-from loop_clock import loop_clock
+from stepped_clock import loop_clock
 
 from capture.long_trees import is_packed, long_tree
 from turnstile.models import Sampling

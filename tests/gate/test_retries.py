@@ -26,7 +26,7 @@ from conversation import (
     url,
 )
 from gate_support import Prompted, Said, Stage, fails, says, until_aborted
-from loop_clock import loop_clock
+from stepped_clock import loop_clock
 
 from turnstile_server.errors import EngineUnavailable
 from waiting import PATIENCE_S, wait_until

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from loop_clock import loop_clock
+from stepped_clock import loop_clock
 
 from capture.turns import make_turn
 from turnstile.models import Message, Sampling

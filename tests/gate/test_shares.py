@@ -16,8 +16,8 @@ import pytest
 from anyio.abc import SocketStream, TaskGroup
 from conversation import body, raw, reply_ids, url
 from gate_support import Stage, says, staged
-from loop_clock import loop_clock
 from starlette.types import Message
+from stepped_clock import loop_clock
 
 from turnstile_server.errors import RequestTimeout
 from turnstile_server.http.connections import Seat

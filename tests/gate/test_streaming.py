@@ -29,7 +29,7 @@ from conversation import (
     whole,
 )
 from gate_support import Stage, fails, says, staged
-from loop_clock import loop_clock
+from stepped_clock import loop_clock
 
 from turnstile_server.errors import (
     EngineProtocolError,

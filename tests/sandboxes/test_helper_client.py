@@ -11,7 +11,7 @@ from pathlib import Path
 import anyio
 import pytest
 from echo_app import EchoApp, agents_of
-from loop_clock import loop_clock
+from stepped_clock import loop_clock
 
 from turnstile_server.errors import SandboxFailed, SandboxUnavailable
 from turnstile_server.sandboxes.background import BackgroundTasks

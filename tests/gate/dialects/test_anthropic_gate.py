@@ -16,8 +16,8 @@ import httpx
 import pytest
 from conversation import Held, call_text, one_by_one, reply_ids, turns, turns_once
 from gate_support import Stage, fails, says, staged
-from loop_clock import loop_clock
 from mutations import mutated
+from stepped_clock import loop_clock
 from test_anthropic_request import VALID
 
 from turnstile_server.errors import (

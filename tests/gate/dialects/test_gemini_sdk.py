@@ -14,7 +14,7 @@ from conversation import END, GO, TOOL, Held, call_text, chunked, one_by_one, ra
 from gate_support import CONTEXT, Stage, fails, says, staged
 from google import genai
 from google.genai import errors, types
-from loop_clock import loop_clock
+from stepped_clock import loop_clock
 
 from turnstile_server.errors import EngineRefused, EngineUnavailable
 from waiting import PATIENCE_S

@@ -14,8 +14,8 @@ import pydantic
 import pytest
 from conversation import Held, auth, call_text, chunked, one_by_one, raw, reply_ids, turns
 from gate_support import Stage, fails, says, staged
-from loop_clock import loop_clock
 from openai.types.responses import Response
+from stepped_clock import loop_clock
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
