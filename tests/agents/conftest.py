@@ -1,4 +1,4 @@
-"""The image that real agents run in."""
+"""The image that real agents run in, and which agents `.ci/run` plays live."""
 
 from __future__ import annotations
 
@@ -11,6 +11,24 @@ import pytest
 
 from local import ROOT
 from turnstile_server.agents.registry import load_registry
+
+LIVE = {"claude-code": "docker", "codex": "local", "mini-swe-agent": "local"}
+"""The agents that `.ci/run` installs and plays, each in one kind of sandbox. What the others send it only replays
+(tests/traffic), as it was recorded."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark a test of a real agent `thorough` where it is another agent, or its second kind of sandbox."""
+    for item in items:
+        if not isinstance(item, pytest.Function) or item.get_closest_marker("agents") is None:
+            continue
+        parameters = item.callspec.params if hasattr(item, "callspec") else {}
+        if "agent" not in parameters:
+            continue
+        kind = "docker" if item.get_closest_marker("docker") else "local"
+        agent = str(parameters["agent"]).removesuffix("-mcp")
+        if LIVE.get(agent) != kind or "one-uid" in parameters.values():
+            item.add_marker(pytest.mark.thorough)
 
 
 @pytest.fixture(scope="session")

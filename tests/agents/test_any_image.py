@@ -53,6 +53,7 @@ async def test_it_solves_a_task_and_its_shell_sees_nothing_of_its_runtime(
     assert told.audit.passed
 
 
+@pytest.mark.thorough
 async def test_an_agent_that_needs_a_program_of_the_image_is_refused_and_not_scored(tiny_model: Path) -> None:
     told = await played("gemini-cli", image_of(IMAGES[0]), tiny_model)
     assert told.episode.reward is None

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from turnstile_server.agents.specs.mini_swe_agent import command_runner
+from waiting import wait_until_sync
 
 UNIQUE = f"1000.{os.getpid()}"
 """Seconds that no other test's process sleeps."""
@@ -74,9 +75,18 @@ def test_a_command_that_takes_too_long_is_killed_with_its_children(tmp_path: Pat
     mark = tmp_path / "mark"
     done = run(f"(while :; do date +%N > {mark}; sleep 0.05; done) & echo before; sleep 100", tmp_path, 1)
     assert (done["output"], done["returncode"], done["error_type"]) == ("before\n", -1, "TimeoutExpired")
-    there = mark.read_text()
-    time.sleep(0.5)
-    assert mark.read_text() == there
+    assert mark.read_text()
+    wait_until_sync(lambda: not running_with(str(mark)), "its children end")
+
+
+def running_with(word: str) -> list[Path]:
+    """The processes whose command line has ``word``; a zombie has none."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if word in (process / "cmdline").read_bytes().decode(errors="replace"):
+                found.append(process)
+    return found
 
 
 def test_a_process_that_left_the_group_and_holds_the_output_ends_no_later(tmp_path: Path) -> None:

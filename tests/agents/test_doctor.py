@@ -8,7 +8,6 @@ import shlex
 import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from turnstile_server.settings import Settings
 from turnstile_server.testing.doctor import DoctorReport, check_agent
 from turnstile_server.testing.recording import AgentRequest
 from turnstile_server.testing.server import TOKENIZER_FOLDER, PlayedEpisode
+from waiting import wait_until_sync
 
 LINE = "sleep 4321.5"
 ASKS_NOTHING = "import sys; print('I would rather not'); sys.exit(3)"
@@ -309,10 +309,7 @@ def test_however_it_is_killed_no_process_of_it_goes_on(
 ) -> None:
     options = ["--sandbox", "local"]
     code, family = killed_at_work(tiny_model, tmp_path, temporary, number, options, lambda pid: [pid])
-    deadline = time.monotonic() + 20
-    while family & running() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not family & running()
+    wait_until_sync(lambda: not family & running(), "its processes end")
     if number is not signal.SIGKILL:
         assert code == 128 + number
         assert os.listdir(temporary) == []
@@ -340,13 +337,16 @@ def until_it_sleeps(
     process: subprocess.Popen[bytes], roots: Callable[[int], Iterable[int]]
 ) -> set[tuple[int, str]]:
     """The processes below one of ``roots`` (of the doctor's pid) once the agent is among them."""
-    while process.poll() is None:
+
+    def family_at_work() -> set[tuple[int, str]]:
+        assert process.poll() is None, f"it ended with {process.returncode} before the agent ran"
         for root in filter(None, roots(process.pid)):
             family = descendants(root)
             if any(is_asleep(pid) for pid, _ in family):
                 return family
-        time.sleep(0.05)
-    raise AssertionError(f"it ended with {process.returncode} before the agent ran")
+        return set()
+
+    return wait_until_sync(family_at_work, within_s=200)
 
 
 def is_asleep(pid: int) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from turnstile_server.sandboxes.background import BackgroundTasks
 from turnstile_server.sandboxes.local.provider import LocalProvider
 from turnstile_server.sandboxes.protocol import Command, SandboxLimits, SandboxSpec
 from turnstile_server.settings import SandboxSettings
+from waiting import wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -53,7 +53,7 @@ async def test_names_and_addresses_that_a_container_tries_are_told_and_its_own_l
             said = await to_thread.run_sync(lambda: container.exec_run(["python3", "-c", ATTEMPTS]))
             assert said.exit_code == 0
             assert len(said.output.splitlines()) == 4
-            await told(witness, 2, 1)
+            await lines_come(witness, 2, 1)
         assert witness.names == {"registry.example.org"}
         assert witness.contacts == {"tcp 192.0.2.1:443", "udp 198.51.100.7:123"}
     finally:
@@ -70,15 +70,12 @@ async def test_addresses_that_a_local_sandbox_tries_are_told_and_it_asks_no_name
             async with witnessed(process_in(tmp_path, sandbox.sandbox_id)) as witness:
                 said = await sandbox.exec(Command(("python3", "-c", ATTEMPTS)))
                 assert len(said.stdout.splitlines()) == 4, said
-                await told(witness, 3, 0)
+                await lines_come(witness, 3, 0)
         finally:
             await provider.close()
     assert witness.names == set()  # its nsswitch.conf has files alone
     assert witness.contacts == {"tcp 192.0.2.1:443", "udp 198.51.100.7:123", "tcp 2001:db8::1:80"}
 
 
-async def told(witness: Witness, contacts: int, names: int) -> None:
-    """Its lines come when they come."""
-    async with asyncio.timeout(60):
-        while len(witness.contacts) < contacts or len(witness.names) < names:  # noqa: ASYNC110 - it is polled
-            await asyncio.sleep(0.02)
+async def lines_come(witness: Witness, contacts: int, names: int) -> None:
+    await wait_until(lambda: len(witness.contacts) >= contacts and len(witness.names) >= names)

@@ -7,7 +7,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 
 from agents_matrix.recording import SUFFIX, read
 from turnstile_server.sandboxes.docker.containers import SANDBOX_LABEL
+from waiting import wait_until_sync
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]
 
@@ -73,11 +73,12 @@ def test_rows_are_played_tabled_recorded_and_not_played_twice(tmp_path: Path, do
 def test_an_interrupted_run_leaves_no_container(tmp_path: Path, own_image: str, number: signal.Signals) -> None:
     process = subprocess.Popen(command(tmp_path, own_image, "server_error"), stdout=subprocess.DEVNULL)
     try:
-        deadline = time.monotonic() + START_S
-        while not containers(own_image):
+
+        def has_container() -> bool:
             assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+            return bool(containers(own_image))
+
+        wait_until_sync(has_container, within_s=START_S)
         process.send_signal(number)
         assert process.wait(180) == 1
     finally:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import sys
 import tempfile
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from campaign import arena
 from campaign.checker import Counts, Finding
 from campaign.programs import Program, ServerSettings, server_program
 from campaign.report import BackendReport, Report
+from waiting import wait_until, wait_until_sync
 
 LOST = Finding("lost", "e1", "the reply of turn_7 is not in the export")
 FOUND = "NOT SOUND: 1 lost, 0 doubled, 0 wrong, 0 left behind"
@@ -96,8 +95,7 @@ def test_where_the_first_server_does_not_start_it_says_so_and_leaves_no_process(
         program = server_program(settings)
 
         async def not_in_time() -> None:
-            while program.pid is None:  # noqa: ASYNC110 - it is the process that is watched
-                await asyncio.sleep(0.01)
+            await wait_until(lambda: program.pid is not None)
             raise TimeoutError
 
         program.command = lambda: ["sleep", "600", str(tmp_path)]
@@ -114,10 +112,7 @@ def test_where_the_first_server_does_not_start_it_says_so_and_leaves_no_process(
     assert command.main() == 2
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.startswith("NOT PLAYED: local: the first server was not ready in time; its log ends: ")
-    deadline = time.monotonic() + 20
-    while left := having(str(tmp_path)):
-        assert time.monotonic() < deadline, left
-        time.sleep(0.05)
+    wait_until_sync(lambda: not having(str(tmp_path)), "its processes end")
 
 
 def having(word: str) -> list[str]:

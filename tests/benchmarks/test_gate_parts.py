@@ -23,6 +23,7 @@ from gate_parts.row import Row, Slice
 from gate_parts.server import parse_metrics
 from gate_parts.tables import aims_table, ratios
 from gate_parts.wire import Connection, Inbox, Paced
+from waiting import wait_until_sync
 
 SMAPS = """\
 55d0c0a00000-7ffd0f5f2000 ---p 00000000 00:00 0    [rollup]
@@ -138,8 +139,7 @@ def test_calls_are_counted_in_every_thread_and_told_over_a_socket(tmp_path: Path
     counter = CallCounter()
     path = tmp_path / "s"
     threading.Thread(target=window, args=(str(path), counter), daemon=True).start()
-    while not path.exists():
-        time.sleep(0.01)
+    wait_until_sync(path.exists)
 
     def call_once() -> int:
         return len("")

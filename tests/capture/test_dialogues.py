@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from capture.dialect_law import CALL, TOOLS, replies, written
 from capture.turns import make_turn
+from products import examples
 from turnstile.models import Message
 from turnstile_server.capture import Node, TokenTree
 from turnstile_server.capture.keys import tools_key
@@ -141,7 +142,7 @@ GEMINI = Wiring(
 
 
 @pytest.mark.parametrize("wiring", [ANTHROPIC, RESPONSES, GEMINI], ids=lambda wiring: wiring.dialect.name)
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(data=st.data())
 def test_every_call_of_a_dialogue_continues_the_turn_before_it(wiring: Wiring, data: st.DataObject) -> None:
     tree, before = TokenTree(), ParseCache()

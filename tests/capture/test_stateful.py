@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from capture.machine import EXPECTED_ACTION, HARMLESS, REAL, SEEN, CaptureMachine
+from products import examples
 from turnstile.models import BreakReason
 from turnstile_server.capture.compare import Cosmetic
 
@@ -17,7 +18,11 @@ def test_capture_agrees_with_the_oracle_on_some_random_agents() -> None:
     run_state_machine_as_test(
         CaptureMachine,
         settings=settings(
-            max_examples=40, stateful_step_count=40, deadline=None, database=None, suppress_health_check=QUIET
+            max_examples=examples(40),
+            stateful_step_count=40,
+            deadline=None,
+            database=None,
+            suppress_health_check=QUIET,
         ),
     )
 
@@ -29,7 +34,7 @@ def test_capture_agrees_with_the_oracle_and_every_interesting_case_occurs() -> N
     run_state_machine_as_test(
         CaptureMachine,
         settings=settings(
-            max_examples=300,
+            max_examples=examples(300),
             stateful_step_count=40,
             deadline=None,
             derandomize=True,
@@ -61,7 +66,7 @@ def test_capture_agrees_with_the_oracle_on_many_random_agents() -> None:
     run_state_machine_as_test(
         CaptureMachine,
         settings=settings(
-            max_examples=500,
+            max_examples=examples(500),
             stateful_step_count=50,
             deadline=None,
             database=None,

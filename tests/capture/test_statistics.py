@@ -9,6 +9,7 @@ import pytest
 from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 
+from products import examples
 from turnstile.models import Break, BreakReason, EpisodeStatus, Message, SamplingUsed, ToolCall, Turn, TurnTimings
 from turnstile.models import WeightSpan as Span
 from turnstile_server.capture import EpisodeFacts, TokenTree, export_samples
@@ -135,7 +136,7 @@ def inherited_turns(before: list[Step]) -> list[Turn]:
 @example([MAIN, SIDE_CALL, made_step(0, 2), ON_FROM_IT, SAME_WORDS_LATER], {}, [])
 @example([MAIN, SIDE_CALL, SAME_REQUEST, FOLLOWS], {}, [])
 @example([made_step(0, 2), made_step(0, 3)], {}, [SIDE_CALL])
-@settings(max_examples=600)
+@settings(max_examples=examples(600))
 @given(
     st.lists(steps, min_size=1, max_size=16),
     st.dictionaries(st.sampled_from("xy"), st.integers(1, 9)),

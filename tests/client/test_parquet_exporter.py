@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 
 from client.sample_strategies import sample_sets
 from client.trainer_types import rollout, sample
+from products import examples
 from turnstile.exporters import parquet
 from turnstile.exporters.datasets import from_dataset, to_dataset
 from turnstile.exporters.parquet import (
@@ -30,7 +31,7 @@ from turnstile.models import Sample, SampleSet
 
 ARRAYS = ("input_ids", "loss_mask", "logprobs", "weight_version")
 
-any_samples = settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+any_samples = settings(deadline=None, max_examples=examples(40), suppress_health_check=[HealthCheck.too_slow])
 
 SCHEMA = """\
 schema_version: int32 not null

@@ -18,7 +18,7 @@ from turnstile.models import EpisodeStatus
 from turnstile_server.process import running
 from turnstile_server.settings import Settings
 
-pytestmark = [pytest.mark.anyio, pytest.mark.sglang]
+pytestmark = [pytest.mark.anyio, pytest.mark.sglang, pytest.mark.thorough]
 
 GROUP = 4
 

@@ -51,12 +51,14 @@ def refusal(image: str, *flags: str, **settings: str) -> str:
     return line
 
 
+@pytest.mark.thorough
 def test_a_volume_that_is_mounted_read_only(server_image: str, volume: str) -> None:
     line = refusal(server_image, "-v", f"{volume}:/data:ro")
     assert "the data directory /data cannot be written: it is on a read-only file system" in line
     assert "without `:ro`" in line
 
 
+@pytest.mark.thorough
 def test_a_folder_of_the_host_that_belongs_to_root(server_image: str, tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     line = refusal(server_image, "-v", f"{tmp_path}:/data")
@@ -67,6 +69,7 @@ def test_a_folder_of_the_host_that_belongs_to_root(server_image: str, tmp_path: 
     )
 
 
+@pytest.mark.thorough
 def test_another_user_than_the_volumes(server_image: str, volume: str) -> None:
     line = refusal(server_image, "-v", f"{volume}:/data", "--user", "1000:1000")
     assert "/data belongs to uid 10001" in line
@@ -74,22 +77,26 @@ def test_another_user_than_the_volumes(server_image: str, volume: str) -> None:
     assert "`docker run --user 10001:10001`" in line
 
 
+@pytest.mark.thorough
 def test_a_disk_without_space(server_image: str) -> None:
     assert "its disk, or the quota on it, is full" in refusal(server_image, "--tmpfs", "/data:uid=10001,size=16k")
 
 
+@pytest.mark.thorough
 def test_no_model(server_image: str, volume: str) -> None:
     code, line = ended(server_image, "-v", f"{volume}:/data", ENGINE__KIND="sglang")
     assert code == 2
     assert line.startswith("turnstile: no model: --model DIR (TURNSTILE_MODEL) names a ")
 
 
+@pytest.mark.thorough
 def test_a_model_that_its_user_cannot_read(server_image: str, volume: str, tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     line = refusal(server_image, "-v", f"{volume}:/data", "-v", f"{tmp_path}:/model:ro", MODEL="/model")
     assert "the model folder /model cannot be read by uid 10001" in line
 
 
+@pytest.mark.thorough
 def test_an_engine_that_cannot_be_reached(server_image: str, volume: str) -> None:
     url = "http://127.0.0.1:30000"
     settings = {"ENGINE__KIND": "sglang", "ENGINE__URL": url, "ENGINE__START_TIMEOUT_S": "1"}
@@ -98,6 +105,7 @@ def test_an_engine_that_cannot_be_reached(server_image: str, volume: str) -> Non
     assert "In a container this address is the container itself." in line
 
 
+@pytest.mark.thorough
 async def test_a_volume_that_another_container_has(server_image: str) -> None:
     async with serving(server_image, **TRAINER) as container:
         line = refusal(server_image, "--volumes-from", container.name)
@@ -105,6 +113,7 @@ async def test_a_volume_that_another_container_has(server_image: str) -> None:
         assert f"process 1 on {run('docker', 'inspect', '-f', '{{.Config.Hostname}}', container.name)}" in line
 
 
+@pytest.mark.thorough
 async def test_a_root_without_tmp_is_enough(server_image: str) -> None:
     """Sockets are in /data then."""
     hardened = tuple(word for word in HARDENED if word not in {"--tmpfs", "/tmp"})
@@ -114,6 +123,7 @@ async def test_a_root_without_tmp_is_enough(server_image: str) -> None:
         assert "/data/turnstile-" in container.run("sh", "-c", "ls -d /data/turnstile-*")
 
 
+@pytest.mark.thorough
 async def test_agents_where_nothing_can_be_run_are_refused_as_infrastructure(server_image: str) -> None:
     """`--tmpfs` is noexec where the flag does not say otherwise."""
     in_memory = ("--tmpfs", "/data:uid=10001,mode=700")

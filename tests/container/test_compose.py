@@ -87,6 +87,7 @@ def test_the_profile_and_further_settings_may_stand_in_files(folder: Path) -> No
     assert int(services["turnstile-tiny"]["mem_limit"]) == 3 << 30
 
 
+@pytest.mark.thorough
 def test_a_model_that_is_not_there_is_named(folder: Path, server_image: str) -> None:
     done = compose(
         folder,
@@ -116,6 +117,7 @@ def play(agent: str) -> None:
             assert report.passed, report
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_the_tiny_profile_plays_and_keeps_its_records_over_a_restart(folder: Path, embedded_image: str) -> None:
     environment = {"TURNSTILE_CONTROL_KEY": KEY, "TURNSTILE_EMBEDDED_IMAGE": embedded_image}
@@ -143,6 +145,7 @@ services:
 """SGLang's container without a GPU: this machine's CPU installation in place of the official image."""
 
 
+@pytest.mark.thorough
 @pytest.mark.sglang
 @pytest.mark.slow
 def test_the_gpu_profile_plays_with_a_real_sglang_in_the_other_container(folder: Path, server_image: str) -> None:

@@ -89,6 +89,7 @@ sys.exit(subprocess.run(bubblewrap.probe_command(frame, etc, spec)).returncode)
 """
 
 
+@pytest.mark.thorough
 def test_every_rule_that_the_profile_opens_is_needed_for_a_sandbox(server_image: str, tmp_path: Path) -> None:
     """Rule by rule, not call by call: each name space that may be made or entered is one of its own."""
     shipped = json.loads(seccomp_profile.PROFILE.read_text())
@@ -104,6 +105,7 @@ def test_every_rule_that_the_profile_opens_is_needed_for_a_sandbox(server_image:
     assert worked == {0: True, **dict.fromkeys(range(1, len(opened) + 1), False)}, opened
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("options", "said"),
     [

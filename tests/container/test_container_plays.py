@@ -80,6 +80,7 @@ async def test_what_it_played_can_be_looked_at(playing: Container) -> None:
         assert all(bytes.fromhex(data) for data in window["bytes"])
 
 
+@pytest.mark.thorough
 @pytest.mark.sglang
 async def test_it_plays_on_a_real_sglang_outside_the_container(server_image: str) -> None:
     host = "host.docker.internal"
@@ -90,6 +91,7 @@ async def test_it_plays_on_a_real_sglang_outside_the_container(server_image: str
             await play_all(container)
 
 
+@pytest.mark.thorough
 async def test_asked_to_stop_while_it_plays_it_ends_within_its_grace_and_leaves_nothing(
     embedded_image: str,
 ) -> None:
@@ -99,6 +101,7 @@ async def test_asked_to_stop_while_it_plays_it_ends_within_its_grace_and_leaves_
     assert processes_of_container(identity) == []
 
 
+@pytest.mark.thorough
 async def test_killed_while_it_plays_it_leaves_nothing_and_starts_again_on_its_data(embedded_image: str) -> None:
     with started(embedded_image, *sandbox_flags(), **EMBEDDED) as container:
         await container.ready()

@@ -103,6 +103,7 @@ def follow(blocks: list[Block], folder: Path, substituted: dict[str, str], **env
     return done.stdout
 
 
+@pytest.mark.thorough
 def test_ten_minutes_from_a_clone_to_audited_episodes(clone: Path, name: str, embedded_image: str) -> None:
     page = (clone / "docs" / "deploy.md").read_text()
     began = time.monotonic()
@@ -122,6 +123,7 @@ def test_ten_minutes_from_a_clone_to_audited_episodes(clone: Path, name: str, em
     assert (clone / ".env").stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.sglang
 def test_an_sglang_that_runs_already(clone: Path, name: str, server_image: str) -> None:
     page = (clone / "docs" / "deploy.md").read_text()

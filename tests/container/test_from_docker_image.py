@@ -16,7 +16,13 @@ from openenv.core import GenericEnvClient, MCPToolClient
 
 from openenv_docker import TurnstileProvider, main
 
-pytestmark = [pytest.mark.docker, pytest.mark.container, pytest.mark.anyio, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.docker,
+    pytest.mark.container,
+    pytest.mark.thorough,
+    pytest.mark.anyio,
+    pytest.mark.timeout(900),
+]
 
 TRAINER = {"TURNSTILE_ENGINE__KIND": "trainer", "TURNSTILE_MODEL": "tiny"}
 

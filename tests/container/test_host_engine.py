@@ -89,6 +89,7 @@ async def test_with_the_engines_socket_it_plays_groups_that_are_graded_and_audit
         assert beside.sandboxes == []
 
 
+@pytest.mark.thorough
 async def test_with_the_engine_over_tcp_it_plays_and_a_stop_leaves_no_container(embedded_image: str) -> None:
     gateway = engine_gateway()
     forwarder = EngineForwarder(str(engine_socket()), gateway)
@@ -102,6 +103,7 @@ async def test_with_the_engine_over_tcp_it_plays_and_a_stop_leaves_no_container(
         forwarder.cut()
 
 
+@pytest.mark.thorough
 async def test_a_socket_of_a_group_that_it_is_not_in_is_said_at_start_with_the_flag_to_add(
     embedded_image: str,
 ) -> None:

@@ -16,7 +16,7 @@ import pytest
 from container_support import HARDENED, sandbox_flags
 from image_builds import ROOT, run
 
-pytestmark = [pytest.mark.docker, pytest.mark.container, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.docker, pytest.mark.container, pytest.mark.thorough, pytest.mark.timeout(1500)]
 
 FOLDER = "/data/run"
 """Where tests write, for sockets and records; `--tmpfs` is noexec and root's where nothing else is said."""

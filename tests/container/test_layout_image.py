@@ -12,7 +12,13 @@ from image_builds import BUILD_S, OPENENV, ROOT, base_image, run
 
 from turnstile_server.commands.openenv_layout import write_layout
 
-pytestmark = [pytest.mark.docker, pytest.mark.container, pytest.mark.timeout(1500), pytest.mark.anyio]
+pytestmark = [
+    pytest.mark.docker,
+    pytest.mark.container,
+    pytest.mark.thorough,
+    pytest.mark.timeout(1500),
+    pytest.mark.anyio,
+]
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,13 @@ from attacks import ATTACKS
 from container_support import Container, sandbox_flags, serving, started
 from openenv.core import GenericEnvClient
 
-pytestmark = [pytest.mark.docker, pytest.mark.container, pytest.mark.anyio, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.docker,
+    pytest.mark.container,
+    pytest.mark.thorough,
+    pytest.mark.anyio,
+    pytest.mark.timeout(900),
+]
 
 PAGE = Path(__file__).parents[2] / "docs" / "sandboxes.md"
 MEMORY_MB = 256

@@ -21,6 +21,7 @@ from turnstile_server.egress.log import NetworkLog
 from turnstile_server.egress.policy import HostRule, NetworkPhase
 from turnstile_server.egress.proxy import EgressListener, EgressProxy
 from turnstile_server.settings.host_patterns import parse_pattern
+from waiting import PATIENCE_S, wait_until
 
 TLS_NAMES = ("secure.test", "other.test")
 
@@ -158,15 +159,14 @@ class ProxyRig:
 
     async def last(self) -> NetworkDecision:
         """The latest decision, when its connection is over."""
-        while not self.log.entries or self.log.entries[-1].ended is None:  # noqa: ASYNC110 - the log tells nobody
-            await anyio.sleep(0.005)
+        await wait_until(lambda: self.log.entries and self.log.entries[-1].ended is not None)
         return self.log.entries[-1].decision()
 
 
 async def read_all(stream: SocketStream) -> bytes:
     said = b""
     try:
-        with anyio.fail_after(20):
+        with anyio.fail_after(PATIENCE_S):
             while True:
                 said += await stream.receive()
     except (anyio.EndOfStream, anyio.BrokenResourceError):

@@ -21,6 +21,7 @@ from turnstile_server.agents.registry import AgentRegistry
 from turnstile_server.backends import build_backends
 from turnstile_server.errors import StartupError
 from turnstile_server.settings import Settings
+from waiting import wait_until
 
 pytestmark = pytest.mark.anyio
 SECRET = "s3cr3t-in-a-path"
@@ -114,8 +115,7 @@ async def test_the_end_of_an_episode_cuts_its_connections(
     async with server(tiny_model, tmp_path, names, hosts, max_decisions=1) as stage:
         work = fetch(f"http://{mirror}/one", "one") + fetch(f"http://{mirror}/silent", "none")
         created = await stage.episode(task=task, agent="light", env={"WORK": work})
-        while len(hosts.requests) < 2:  # noqa: ASYNC110 - it tells nobody
-            await anyio.sleep(0.01)
+        await wait_until(lambda: len(hosts.requests) == 2)
         path = f"/episodes/{created['episode_id']}"
         running = NetworkReport.model_validate_json((await stage.control.get(f"{path}/network")).content)
         assert (len(running.decisions), running.further) == (1, 1)

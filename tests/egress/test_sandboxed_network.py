@@ -32,6 +32,7 @@ from turnstile_server.sandboxes.pool import SandboxPool
 from turnstile_server.sandboxes.protocol import Command, Sandbox, SandboxProvider, SandboxSpec, User
 from turnstile_server.settings import EgressSettings, SandboxSettings
 from turnstile_server.settings.host_patterns import parse_pattern
+from waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.anyio
 LAUNCH = Path(launch_module.__file__).read_bytes()
@@ -240,10 +241,9 @@ async def test_what_a_phase_left_running_is_cut_with_it(provider: SandboxProvide
     sandbox.enter_phase(NetworkPhase.SETUP, log)
     script = f"import urllib.request as u; print(len(u.urlopen('http://{authority}/silent').read()))"
     process = await sandbox.start(Command(("python3", "-c", script)))
-    while not hosts.requests:  # noqa: ASYNC110 - it tells nobody
-        await anyio.sleep(0.01)
+    await wait_until(lambda: hosts.requests)
     sandbox.enter_phase(None)
-    with anyio.fail_after(30):
+    with anyio.fail_after(PATIENCE_S):
         assert (await process.wait()).exit_code == 1
     assert [decision.outcome for decision in log.report("ep").decisions] == ["ended"]
 
@@ -286,8 +286,7 @@ async def test_connections_to_the_network_take_none_from_the_gate(
     done = await sandbox.exec(Command(("python3", "-c", script), timeout_s=60))
     assert done.stdout == b"200\n", done.stderr.decode()
     await sandbox.destroy()
-    while egress.stats.open:  # noqa: ASYNC110 - it tells nobody
-        await anyio.sleep(0.01)
+    await wait_until(lambda: not egress.stats.open)
 
 
 async def test_sandboxes_in_a_pool_are_kept_apart_by_their_network(folder: Path, egress: EgressProxy) -> None:

@@ -79,6 +79,7 @@ async def test_each_version_of_a_turn_passes_the_audit_while_it_is_served(
     assert [version.version for version in old.versions] == [first, second]
 
 
+@pytest.mark.thorough
 @pytest.mark.sglang
 async def test_tokens_on_an_old_attention_cache_are_far_apart_and_reported_apart(
     sglang_url: str, tiny_model: Path, other_tiny_model: Path

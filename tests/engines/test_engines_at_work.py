@@ -115,6 +115,7 @@ def _weights(folder: Path, first: str) -> Iterator[dict[str, Path]]:
     yield {first: TINY} | {f"step-{step}": retrained(folder / f"step-{step}", step) for step in (1, 2, 3)}
 
 
+@pytest.mark.thorough
 @pytest.mark.sglang
 @pytest.mark.timeout(1500)
 def test_64_episodes_survive_three_updates_a_death_and_a_new_worker(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from turnstile_server.engines.versions import WeightVersions
 from turnstile_server.settings import EngineSettings, WorkerSettings
 from waiting import wait_until
 
-pytestmark = [pytest.mark.anyio, pytest.mark.sglang, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.anyio, pytest.mark.sglang, pytest.mark.thorough, pytest.mark.timeout(600)]
 
 LORA = ("--enable-lora", "--max-lora-rank", "8", "--lora-target-modules", "q_proj", "v_proj")
 FLAGS = (*LORA, "--lora-backend", "torch_native")

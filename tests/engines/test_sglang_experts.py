@@ -160,6 +160,7 @@ async def moe_engine(moe_url: str, moe_model: Path) -> AsyncIterator[SGLangEngin
         yield engine
 
 
+@pytest.mark.thorough
 @pytest.mark.sglang
 @pytest.mark.anyio
 async def test_a_dialogue_has_the_experts_that_an_independent_forward_routes_to(
@@ -197,6 +198,7 @@ async def test_a_dialogue_has_the_experts_that_an_independent_forward_routes_to(
         assert not differ.any(), f"{int(differ.sum())} of {differ.size} choices differ"
 
 
+@pytest.mark.thorough
 @pytest.mark.sglang
 @pytest.mark.anyio
 async def test_an_aborted_call_has_the_experts_of_its_tokens(

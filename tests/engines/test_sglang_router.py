@@ -118,6 +118,7 @@ def asked(url: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         return {}
 
 
+@pytest.mark.thorough
 @pytest.mark.sglang
 @pytest.mark.timeout(300)
 async def test_the_real_router_is_refused_with_its_engine(router_url: str, sglang_url: str) -> None:
@@ -126,6 +127,7 @@ async def test_the_real_router_is_refused_with_its_engine(router_url: str, sglan
     assert said.endswith(f"--engine-url {sglang_url}")
 
 
+@pytest.mark.thorough
 @pytest.mark.sglang
 @pytest.mark.timeout(300)
 async def test_calls_pass_through_the_real_router_and_control_does_not(router_url: str) -> None:

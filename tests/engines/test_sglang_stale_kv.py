@@ -18,7 +18,7 @@ from turnstile_server.engines.sglang.engine import SGLangEngine
 from turnstile_server.settings import EngineSettings
 from waiting import wait_until
 
-pytestmark = [pytest.mark.anyio, pytest.mark.sglang]
+pytestmark = [pytest.mark.anyio, pytest.mark.sglang, pytest.mark.thorough]
 
 LONG_ENOUGH = EngineSampling(max_new_tokens=1200, temperature=0.0)
 SHORT = EngineSampling(max_new_tokens=24, temperature=0.0)

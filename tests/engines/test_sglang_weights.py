@@ -312,6 +312,7 @@ def lora_url(tiny_model: Path) -> Iterator[str]:
         yield url
 
 
+@pytest.mark.thorough
 async def test_an_adapter_is_served_beside_the_base_and_names_its_turns(
     lora_url: str, tiny_model: Path, tmp_path: Path
 ) -> None:

@@ -29,7 +29,7 @@ from turnstile_server.demo import TINY
 from turnstile_server.demo.errands import LEVELS, errands
 from turnstile_server.demo.local_server import TURNSTILE, LocalServer, serve
 
-pytestmark = [pytest.mark.anyio, pytest.mark.sglang, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.anyio, pytest.mark.sglang, pytest.mark.thorough, pytest.mark.timeout(600)]
 
 RANKS = 2
 LIMITS = {"max_turns": 4, "max_completion_tokens": 64, "wall_s": 300.0}

@@ -8,13 +8,14 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 from agent_faults import AGENT_FAULTS, TABLE, AgentFault
 from light import SOLVE, TASK
 from test_whole_episodes import ended, played, server
 
+from products import cases
 from turnstile_server.demo.local_server import descendants
+from waiting import wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -45,6 +46,7 @@ async def _check(model: Path, folder: Path, row: AgentFault, sandboxes: dict[str
     assert row.reason in said, shown
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", ROWS)
 async def test_what_an_agent_causes_in_a_local_sandbox_scores(
     tiny_model: Path, tmp_path: Path, row: AgentFault
@@ -53,7 +55,7 @@ async def test_what_an_agent_causes_in_a_local_sandbox_scores(
 
 
 @pytest.mark.docker
-@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("row", cases(ROWS, 3))
 async def test_what_an_agent_causes_in_a_container_scores(
     tiny_model: Path, tmp_path: Path, docker_image: str, row: AgentFault
 ) -> None:
@@ -71,9 +73,11 @@ async def test_what_the_agent_cannot_cause_has_no_reward(tiny_model: Path, tmp_p
     """Its sandbox, killed from outside under good work."""
     async with server(tiny_model, tmp_path, sandboxes={"kind": "local"}) as stage:
         created = await stage.episode(task=TASK, agent="light", env={"WORK": SOLVE, "STAY": "60"})
-        with anyio.fail_after(60):
-            while (await stage.get(created))["stats"]["turns"] < 2:  # noqa: ASYNC110 - there is no event for a turn
-                await anyio.sleep(0.1)
+
+        async def two_turns() -> bool:
+            return bool((await stage.get(created))["stats"]["turns"] >= 2)
+
+        await wait_until(two_turns)
         _kill_sandboxes()
         shown = await ended(stage, created)
     assert (shown["status"], shown["reward"], shown["error"]["fault"]) == ("failed", None, "infrastructure"), shown

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 from turnstile._supervise import GRACE_S
 from turnstile_server.demo.local_server import descendants, running
+from waiting import wait_until_sync
 
 STARTED_S = 200.0
 ENDED_S = 60.0
@@ -38,23 +38,23 @@ def leaves_nothing_when_interrupted(
         stderr=subprocess.DEVNULL,
         preexec_fn=_heed_signals,  # noqa: PLW1509 - no other thread of the tests holds a lock that it needs
     )
-    family: set[tuple[int, str]] = set()
+
+    def whole_family() -> set[tuple[int, str]]:
+        found = descendants(process.pid)
+        return found if len(found) >= processes else set()
+
     try:
-        deadline = time.monotonic() + STARTED_S
-        while len(family) < processes and time.monotonic() < deadline:
-            time.sleep(0.1)
-            family = descendants(process.pid)
-        assert len(family) >= processes
+        family = wait_until_sync(whole_family, f"{processes} processes", within_s=STARTED_S)
         process.send_signal(by)
         assert process.wait(ENDED_S) != 0
     finally:
         process.kill()
         process.wait()
-    deadline = time.monotonic() + GONE_S
-    while family & running() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    left = {pid: _command(pid) for pid, _ in family & running()}
-    assert left == {}
+
+    def left() -> dict[int, str]:
+        return {pid: _command(pid) for pid, _ in family & running()}
+
+    wait_until_sync(lambda: not left(), "nothing is left", within_s=GONE_S)
 
 
 def _command(pid: int) -> str:

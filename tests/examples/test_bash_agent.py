@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 from chat_server import ChatServer, Fail, Say
 
 from bash_agent import Ending, run_bash
+from waiting import wait_until_sync
 
 AGENT = Path(__file__).resolve().parents[2] / "examples" / "bash_agent.py"
 
@@ -114,7 +114,7 @@ def test_a_command_over_its_time_is_killed_with_its_children(tmp_path: Path) -> 
     output = run_bash("sleep 1000 & echo $!; wait", tmp_path, timeout_s=0.5, max_chars=1000)
     child, status = output.split("\n")
     assert status == "[killed after 0.5 s]"
-    assert not alive(int(child))
+    wait_until_sync(lambda: not alive(int(child)))
 
 
 @pytest.mark.slow
@@ -122,7 +122,7 @@ def test_a_background_process_neither_holds_the_agent_nor_outlives_the_command(t
     output = run_bash("sleep 1000 & echo $!", tmp_path, timeout_s=30, max_chars=1000)
     child, status = output.split("\n")
     assert status == "[exit status 0]"
-    assert not alive(int(child))
+    wait_until_sync(lambda: not alive(int(child)))
 
 
 @pytest.mark.slow
@@ -150,12 +150,8 @@ class BadCall(Say):
 
 
 def alive(pid: int) -> bool:
-    """Whether ``pid`` still runs; one that was killed may take a moment, a zombie does not count."""
-    for _ in range(100):
-        try:
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                return False
-        except OSError:
-            return False
-        time.sleep(0.01)
-    return True
+    """Whether ``pid`` still runs; a zombie does not count."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

@@ -46,6 +46,7 @@ def test_it_passes_with_the_real_mini_swe_agent() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.thorough
 @pytest.mark.sglang
 @pytest.mark.parametrize("agent", ["bash", pytest.param("mini-swe", marks=pytest.mark.agents)])
 def test_it_passes_on_a_real_sglang_server(sglang_url: str, tiny_model: Path, agent: str) -> None:
@@ -54,6 +55,7 @@ def test_it_passes_on_a_real_sglang_server(sglang_url: str, tiny_model: Path, ag
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.thorough
 @pytest.mark.vllm
 @pytest.mark.timeout(TIMEOUT_S)
 def test_it_passes_on_a_real_vllm_server(vllm_url: str) -> None:

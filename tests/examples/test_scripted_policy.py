@@ -30,6 +30,7 @@ from turnstile_server.errors import EngineRefused, EngineUnavailable
 from turnstile_server.settings import EngineSettings
 from turnstile_server.tasks.model import Task
 from turnstile_server.testing.shell_policy import CHARACTERS_PER_COMMAND
+from waiting import wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -207,14 +208,15 @@ async def test_a_caller_that_goes_away_frees_its_call(tiny_model: Path) -> None:
         async with aclosing(chunks):
             async for _ in chunks:
                 break
-        async with asyncio.timeout(60):
-            while True:
-                try:
-                    await whole(engine, prompt, sampling, stream=False)
-                except EngineRefused:  # its name is still in use
-                    await asyncio.sleep(0.05)
-                else:
-                    return
+
+        async def is_answered() -> bool:
+            try:
+                await whole(engine, prompt, sampling, stream=False)
+            except EngineRefused:  # its name is still in use
+                return False
+            return True
+
+        await wait_until(is_answered)
 
 
 async def test_a_paused_engine_answers_after_it_is_resumed(tiny_model: Path, shared: SGLangEngine) -> None:

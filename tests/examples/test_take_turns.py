@@ -58,6 +58,7 @@ def is_told(done: subprocess.CompletedProcess[str], reason: str) -> None:
     assert "round" not in done.stdout
 
 
+@pytest.mark.thorough
 @pytest.mark.sglang
 def test_an_sglang_that_cannot_sleep_is_told_with_its_reason(
     tmp_path: Path, sglang_url: str, tiny_model: Path
@@ -66,6 +67,7 @@ def test_an_sglang_that_cannot_sleep_is_told_with_its_reason(
     is_told(done, "This SGLang runs on a CPU")
 
 
+@pytest.mark.thorough
 @pytest.mark.vllm
 @pytest.mark.timeout(TIMEOUT_S)
 def test_a_vllm_that_cannot_sleep_is_told_with_its_reason_and_serves_on(tmp_path: Path, vllm_url: str) -> None:

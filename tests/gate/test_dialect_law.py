@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from openai.types.chat import ChatCompletionMessage
 
 from capture.dialect_law import ASK, NEXT, assert_echo_law, envelope, replies, streamed, written
+from products import examples
 from turnstile.models import Message, ToolCall
 from turnstile_server.capture.compare import carried
 from turnstile_server.gate.dialects.chat import ChatDialect
@@ -209,7 +210,7 @@ def test_streamed_and_unstreamed_replies_are_the_same_message(reader: Reader, re
 
 
 @pytest.mark.parametrize("habit", sorted(HABITS))
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(reply=replies(), stream=st.booleans())
 def test_a_reply_survives_the_habits_of_agents(reader: Reader, habit: str, reply: Message, stream: bool) -> None:
     message = (

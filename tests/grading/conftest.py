@@ -28,39 +28,41 @@ def _make(kind: str, run_dir: Path) -> SandboxProvider:
 
 CHEATS = (
     "test_boundary_cheats.py",
+    "test_cheats.py",
     "test_further_cheats.py",
     "test_in_process.py",
     "test_judges_programs.py",
+    "test_reward_attacks.py",
     "test_shipped_cheats.py",
     "test_text_cheats.py",
 )
-REWARD_ATTACKS = "test_reward_attacks.py"
-SANDBOX_KINDS = ("local-one-uid", "local", "docker")
+LOCAL_KINDS = ("local-one-uid", "local")
+IN_DOCKER = ("test_any_image_grading.py", "test_grader.py", "test_r2e.py", "test_script_grader.py")
+"""Modules whose tests every run plays in Docker, too."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whether a cheat succeeds hardly depends on the kind of sandbox. So every run plays each of the slow ones in
-    one kind, which follows from its name, and ``make cheats`` plays all in every kind. Attacks on the reward need
-    an agent's sandbox too, which is dear in Docker: there only the quick ones are played by every run."""
+    """Mark `thorough` what repeats a verdict in another kind of sandbox.
+
+    Whether a cheat succeeds hardly depends on the kind, so each is played in one, which follows from its name; the
+    other tests of grading in bubblewrap with a uid for each user, some in Docker besides.
+    """
     for item in items:
         test, _, parameters = item.name.partition("[")
-        kind = next((kind for kind in SANDBOX_KINDS if parameters.startswith(kind)), None)
-        if item.path.name not in (*CHEATS, REWARD_ATTACKS) or kind is None:
+        kind = next((kind for kind in (*LOCAL_KINDS, "docker") if parameters.startswith(kind)), None)
+        if kind is None:
             continue
-        cheat = test + parameters.removeprefix(kind)
-        slow = item.get_closest_marker("slow") is not None
-        kinds = SANDBOX_KINDS
-        if item.path.name == REWARD_ATTACKS:
-            assert isinstance(item, pytest.Function)
-            attack = item.callspec.params.get("attack")
-            # git asks whose a folder is, so a single uid is the harder case.
-            kinds = (
-                SANDBOX_KINDS[:1] if isinstance(attack, RewardAttack) and attack.needs_git else SANDBOX_KINDS[:2]
-            )
-        elif kind == "docker":
-            slow = True
-        if slow and kinds[crc32(cheat.encode()) % len(kinds)] != kind:
-            item.add_marker(pytest.mark.cheats)
+        if item.path.name in CHEATS:
+            kinds = LOCAL_KINDS
+            attack = item.callspec.params.get("attack") if isinstance(item, pytest.Function) else None
+            if isinstance(attack, RewardAttack) and attack.needs_git:
+                kinds = LOCAL_KINDS[:1]  # git asks whose a folder is, so a single uid is the harder case
+            cheat = test + parameters.removeprefix(kind)
+            once = kinds[crc32(cheat.encode()) % len(kinds)] == kind
+        else:
+            once = kind == "local" or (kind == "docker" and item.path.name in IN_DOCKER)
+        if not once:
+            item.add_marker(pytest.mark.thorough)
 
 
 # As root there is a kind of local sandboxes with a uid for each user, and one with a single uid.

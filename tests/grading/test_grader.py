@@ -11,6 +11,7 @@ from turnstile_server.grading.protocol import Work
 from turnstile_server.sandboxes.protocol import Command, ExecResult, Sandbox, SandboxSpec, User
 from turnstile_server.settings import GradingSettings
 from turnstile_server.tasks.model import Task
+from waiting import wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -281,9 +282,7 @@ async def test_a_cancelled_grading_gives_its_sandbox_back(provider: Watched) -> 
     before = len(provider.made)
     async with anyio.create_task_group() as group:
         group.start_soon(grader(provider).grade, the_task(setup=["sleep 60"]), FIXED)
-        with anyio.fail_after(60):
-            while len(provider.made) == before:  # noqa: ASYNC110 - nothing tells of it
-                await anyio.sleep(0.02)
+        await wait_until(lambda: len(provider.made) > before)
         group.cancel_scope.cancel()
     assert provider.left == 0
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from turnstile_server.grading.protocol import Work
 from turnstile_server.settings import Settings
 from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.registry import load_tasks
+from waiting import wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -113,9 +115,7 @@ async def test_code_that_takes_too_long_is_ended_with_all_that_it_started(tmp_pa
     with pytest.raises(GraderFailed, match="longer than 10 s"):
         await grader(None).grade(task, Work(answer=str(told)))
     for pid in map(int, (await anyio.Path(told).read_text()).split()):
-        with anyio.fail_after(10):
-            while not gone(pid):  # noqa: ASYNC110 - nothing tells of a grandchild's end
-                await anyio.sleep(0.02)
+        await wait_until(partial(gone, pid))
 
 
 def gone(pid: int) -> bool:

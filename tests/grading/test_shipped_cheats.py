@@ -190,13 +190,13 @@ def cheated(task_id: str, cheat: str, **more: str) -> Work:
 
 
 def every_cheat_once() -> list[Any]:
-    """Every cheat on every task; all but one task of each only by ``make cheats``."""
+    """Every cheat on every task; all but one task of each only by ``make everything``."""
     return [
         pytest.param(
             cheat,
             task_id,
             id=f"{name}-{task_id}",
-            marks=[] if number % len(MODULES) == position else [pytest.mark.cheats],
+            marks=[] if number % len(MODULES) == position else [pytest.mark.thorough],
         )
         for number, (name, cheat) in enumerate(CHEATS.items())
         for position, task_id in enumerate(MODULES)
@@ -213,7 +213,7 @@ async def test_work_that_cheats_scores_0(provider: Watched, cheat: str, task_id:
     assert grade.detail["tests"]["trust"] == "boundary"
 
 
-@pytest.mark.parametrize("task_id", ["fix-calculator", pytest.param("fix-lru-cache", marks=pytest.mark.cheats)])
+@pytest.mark.parametrize("task_id", ["fix-calculator", pytest.param("fix-lru-cache", marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("cheat", RESOURCES.values(), ids=RESOURCES.keys())
 async def test_work_that_uses_up_everything_scores_0(provider: Watched, cheat: str, task_id: str) -> None:
     task = TASKS[task_id]

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from products import examples
 from turnstile_server.grading.inside import show_changes
 from turnstile_server.grading.inside.show_changes import FileSide, diff_text
 from turnstile_server.grading.programs import IMAGE_TESTS, INSIDE
@@ -143,7 +144,7 @@ def test_what_is_no_file_is_left_out_and_no_archive_is_refused(root: Path) -> No
 
 
 @pytest.mark.parametrize("quick", [False, True])
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(30))
 @given(st.tuples(LINES, LINES))
 def test_git_makes_the_work_of_the_base_by_the_diff(tmp_path: Path, quick: bool, texts: tuple[str, str]) -> None:
     before, after = (text.encode() for text in texts)

@@ -34,6 +34,7 @@ from turnstile_server.settings import GradingSettings, Settings, TaskSettings
 from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.tarball import pack
 from turnstile_server.tasks.workspace import prepare_workspace
+from waiting import wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -270,13 +271,11 @@ async def test_close_ends_the_requests_that_are_answered_or_wait_and_refuses_lat
             await ask(worker)
         told.append(error.value.message)
 
-    with anyio.fail_after(30):
-        async with anyio.create_task_group() as group:
-            group.start_soon(refused)
-            group.start_soon(refused)
-            while not await anyio.Path(starts).exists():  # noqa: ASYNC110 - the process tells nobody else
-                await anyio.sleep(0.02)
-            await worker.close()
+    async with anyio.create_task_group() as group:
+        group.start_soon(refused)
+        group.start_soon(refused)
+        await wait_until(starts.exists)
+        await worker.close()
     with pytest.raises(GraderUnavailable, match="the server stops"):
         await worker.ask("inspect", {})
     assert len(told) == 2

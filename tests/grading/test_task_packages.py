@@ -28,6 +28,7 @@ from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.package_options import PackageOptions, parse_package_source
 from turnstile_server.tasks.registry import load_tasks
 from turnstile_server.tasks.tarball import pack
+from waiting import wait_until
 
 PYTHONS = pythons()
 SETTINGS = TaskSettings(package_pythons=PYTHONS)
@@ -228,7 +229,7 @@ async def test_a_cancelled_request_ends_the_process_and_close_leaves_none(source
     others = set(running())
     async with anyio.create_task_group() as asking:
         asking.start_soon(lambda: process.request(fields, nothing, timeout_s=60))
-        await until(lambda: bool(process.version))
+        await wait_until(lambda: bool(process.version))
         assert len(set(running()) - others) == 1
         asking.cancel_scope.cancel()
     assert set(running()) == others
@@ -242,15 +243,9 @@ async def test_a_cancelled_request_ends_the_process_and_close_leaves_none(source
     assert set(running()) == others
 
 
-async def until(holds: Callable[[], bool]) -> None:
-    with anyio.fail_after(60):
-        while not holds():  # noqa: ASYNC110 - other processes tell nobody
-            await anyio.sleep(0.05)
-
-
 async def gone(pid: int) -> None:
     """Ended, and known to be."""
-    await until(lambda: not Path(f"/proc/{pid}").exists())
+    await wait_until(lambda: not Path(f"/proc/{pid}").exists())
 
 
 def running() -> Iterator[int]:

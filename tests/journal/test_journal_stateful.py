@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from journal_support import FaultyFiles, pieces, small, state, summaries
 
+from products import examples
 from turnstile_server.errors import JournalUnavailable
 from turnstile_server.journal import FileJournal, Record, RecordType
 from turnstile_server.journal.segments import DamagedBytes
@@ -193,6 +194,6 @@ class JournalMachine(RuleBasedStateMachine):
 
 
 JournalMachine.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(60), stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestJournalAgainstAPlainList = JournalMachine.TestCase

@@ -22,7 +22,7 @@ from turnstile_server.engines.registry import create_engine
 from turnstile_server.errors import EngineUnavailable
 from turnstile_server.settings import LaunchSettings
 
-pytestmark = [pytest.mark.anyio, pytest.mark.sglang]
+pytestmark = [pytest.mark.anyio, pytest.mark.sglang, pytest.mark.thorough]
 PROMPT = np.arange(5, 45, dtype=np.int32)
 START_S = 300.0
 

@@ -14,7 +14,7 @@ from turnstile_server.engines.http_client import EngineHttp
 from turnstile_server.engines.launch.supervisor import EngineDown, EngineProcess, EngineUp
 from turnstile_server.settings import LaunchSettings
 
-pytestmark = [pytest.mark.anyio, pytest.mark.vllm]
+pytestmark = [pytest.mark.anyio, pytest.mark.vllm, pytest.mark.thorough]
 START_S = 400.0
 FLAGS = (
     "--dtype",

@@ -86,7 +86,7 @@ async def test_a_step_may_last_longer_than_the_framework_s_30_seconds(door: Door
     async with wired(door) as wire:
         await wire.reset()
         await wire.send({"type": "step", "data": {"type": "generate", "prompt": "x", "max_tokens": 2}})
-        await anyio.sleep(35)
+        await anyio.sleep(35)  # by the framework's own clock
         async with httpx.AsyncClient(base_url=base_url(door)) as http:
             (await http.post("/engine/resume")).raise_for_status()
         told = (await wire.receive())["data"]

@@ -18,6 +18,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
 from control_support import Door, OpenDoor, one_process
+from waiting import wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -125,9 +126,11 @@ async def flood(wire: Wire) -> None:
 
 async def until_sleeping(seconds: str, wanted: bool) -> None:
     """Return when a sandbox of this machine runs ``sleep seconds``, or none does."""
-    with anyio.fail_after(REPLY_S):
-        while await _sleeps(seconds) is not wanted:  # noqa: ASYNC110 - the process table has no event
-            await anyio.sleep(0.05)
+
+    async def as_wanted() -> bool:
+        return await _sleeps(seconds) is wanted
+
+    await wait_until(as_wanted)
 
 
 async def _sleeps(seconds: str) -> bool:

@@ -14,6 +14,7 @@ from openenv_support import REPLY_S, TASK, base_url, ended, wired
 
 from control_support import OpenDoor
 from turnstile_server.control.openenv import OpenEnvLoader, preloading
+from waiting import wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -69,8 +70,6 @@ async def test_preload_makes_the_door_before_anybody_asks_and_once(counted: type
         await anyio.wait_all_tasks_blocked()
     assert counted.made == 0
     async with preloading(loader, wanted=True):
-        with anyio.fail_after(REPLY_S):
-            while not counted.made:  # noqa: ASYNC110 - nothing tells of it
-                await anyio.sleep(0.01)
+        await wait_until(lambda: counted.made)
         await loader.server()
     assert counted.made == 1

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 from rendering_models import BASH, USER, ids_of, make_folder
 
+from products import examples
 from turnstile.models import Message, Role, ToolCall
 from turnstile_server.rendering import bridge_traces
 from turnstile_server.rendering.bridge_traces import BridgeTraces
@@ -90,7 +91,7 @@ def texts_for(
 
 
 ENDINGS = ["Yes.<|im_end|>", "Yes.<|endoftext|>", "Yes.", "<think>\nHm", "", "Yes.<|user|>", "Yes.<|observation|>"]
-EXAMPLES = settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+EXAMPLES = settings(max_examples=examples(20), deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def bridged(subject: TemplateRenderer, end: PathEnd, new: Sequence[Message], most: int | None) -> Result:

@@ -13,12 +13,15 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from tokenizers_of_families import SENTENCEPIECE, byte_level, changed, tokenizer_of
 
+from products import examples
 from turnstile_server.rendering.encoder import TextEncoder
 from turnstile_server.rendering.fast_bpe import FastBpe
 from turnstile_server.rendering.vocabulary import load_vocabulary
 
 USED = ["gpt2", "llama3", "qwen"]
-EXAMPLES = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=150)
+EXAMPLES = settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=examples(150)
+)
 WORDS = st.sampled_from(
     [" ", "  ", "\n", "\r\n", "\t", "def", " return", "'s", "'LL", "123", "4567", "<tag>", "://", "==", "\x00"]
 )

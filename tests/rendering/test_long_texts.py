@@ -16,6 +16,7 @@ from rendering_models import USER, ids_of
 from test_render_family import make
 from test_token_floor import EXAMPLES, FAMILIES, TEXTS, family
 
+from products import examples
 from turnstile.models import Message, Tool
 from turnstile_server.rendering import encoder as encoder_module
 from turnstile_server.rendering import repeat_encoder
@@ -41,18 +42,28 @@ def longest_pause(work: Callable[[], object]) -> tuple[float, float]:
     return time.perf_counter() - began, max(pause, time.perf_counter() - at)
 
 
+def assert_others_run(work: Callable[[], object], tries: int = 5) -> None:
+    """``work`` leaves the interpreter to other threads for half of its time. A busy machine can keep a thread from
+    running too, but hardly each time; one that holds the interpreter does each time."""
+    for _ in range(tries):
+        took, pause = longest_pause(work)
+        if pause < took / 2:
+            return
+    pytest.fail(f"the interpreter was held for {pause:.2f} of {took:.2f} s, {tries} times")
+
+
+@pytest.mark.slow
 def test_a_thread_goes_on_while_two_megabytes_are_encoded(tiny_model: Path) -> None:
     encoder = TextEncoder(load_vocabulary(tiny_model))
     text = PROSE * (2_000_000 // len(PROSE))
-    took, pause = longest_pause(lambda: encoder.encode(text))
-    assert pause < took / 2, f"the interpreter was held for {pause:.2f} of {took:.2f} s"
+    assert_others_run(lambda: encoder.encode(text))
 
 
+@pytest.mark.slow
 def test_a_thread_goes_on_while_it_is_found_that_a_text_is_too_long(tiny_model: Path) -> None:
     floor = family("gpt2", tiny_model)[1]
     text = PROSE * (2_000_000 // len(PROSE))
-    took, pause = longest_pause(lambda: floor.over(text, len(text)))
-    assert pause < took / 2, f"the interpreter was held for {pause:.2f} of {took:.2f} s"
+    assert_others_run(lambda: floor.over(text, len(text)))
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -77,7 +88,7 @@ PIECES = st.lists(st.sampled_from([*CONTROL, "<", "|", ">", "a", " ", "\n", "é"
 LONGEST_FIRST = re.compile("|".join(re.escape(text) for text in sorted(CONTROL, key=lambda text: -len(text))))
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(200))
 @given(PIECES, st.integers(1, 12))
 def test_control_text_is_found_whatever_the_slices(monkeypatch: pytest.MonkeyPatch, text: str, size: int) -> None:
     monkeypatch.setattr(encoder_module, "SLICE_CHARS", size)

@@ -16,6 +16,7 @@ from rendering_models import BASH, USER, ids_of, make_folder, parse
 from test_render_hostile import HOSTILE, LITERALS, controls, everywhere
 from test_reply_parser import CALL, SNIPPETS, assert_law
 
+from products import examples
 from turnstile.models import Message, ParseStatus, Tool, ToolCall
 from turnstile_server.rendering.factory import create_renderer
 from turnstile_server.rendering.family import FamilyRenderer
@@ -62,7 +63,7 @@ def test_control_text_in_every_field_makes_no_control_token(subject: FamilyRende
     assert f"t{text}t" in subject.decode(bridges[0].context_ids)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=HOSTILE)
 def test_pieces_of_control_text_never_join_into_a_control_token(subject: FamilyRenderer, text: str) -> None:
     messages = [Message("user", text), Message("assistant", "a" + text), Message("user", text + "b")]
@@ -133,7 +134,7 @@ def test_a_foreign_assistant_message_cannot_be_bridged(subject: FamilyRenderer) 
     assert isinstance(subject.bridge(end, [Message("assistant", "b"), USER], [BASH]), CannotBridge)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_every_chunking_of_any_ids_gives_the_same_reply(subject: FamilyRenderer, data: st.DataObject) -> None:
     random_ids = st.lists(st.integers(0, subject.vocab_size + 3), max_size=30)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from rendering_models import BASH, USER, ids_of, make_folder, parse
 from tokenizers import Tokenizer, normalizers
 
+from products import examples
 from turnstile.models import Message, Tool, ToolCall
 from turnstile_server.rendering.factory import create_renderer
 from turnstile_server.rendering.protocol import Bridge, PathEnd
@@ -82,7 +83,7 @@ def test_control_text_in_every_field_makes_no_control_token(renderer: Make, name
 
 
 @pytest.mark.parametrize("name", ["tiny", "qwen3", "hermes", "trims", "ascii", "glues"])
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=HOSTILE)
 def test_pieces_of_control_text_never_join_into_a_control_token(renderer: Make, name: str, text: str) -> None:
     subject = renderer(name)

@@ -18,6 +18,7 @@ from jinja2 import TemplateError
 from rendering_models import BASH, USER, ids_of, make_folder, parse
 from transformers import PreTrainedTokenizerFast
 
+from products import examples
 from turnstile.models import Message, Tool, ToolCall
 from turnstile_server.errors import InvalidRequest
 from turnstile_server.rendering.factory import create_renderer
@@ -92,7 +93,7 @@ def bridged(renderer: TemplateRenderer, end: PathEnd, new: list[Message], tools:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(conversation=CONVERSATION, tools=TOOLS)
 def test_a_clean_conversation_renders_as_transformers_renders_it(
     renderer: Make, folders: dict[str, Path], name: str, conversation: list[Message], tools: list[Tool]
@@ -115,7 +116,7 @@ def test_a_clean_conversation_renders_as_transformers_renders_it(
 
 
 @pytest.mark.parametrize("name", ["hermes", "reorders", "ascii", "role_stop"])
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(reply=ASSISTANT, after=AFTER)
 def test_a_bridge_is_the_difference_of_two_full_renders_where_the_template_only_appends(
     renderer: Make, name: str, reply: Message, after: list[Message]

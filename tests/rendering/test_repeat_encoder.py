@@ -19,6 +19,7 @@ from test_token_floor import FAMILIES, family
 from tokenizers import Tokenizer
 from tokenizers_of_families import BYTEWISE, changed
 
+from products import cases, examples
 from turnstile_server.rendering import encoder as encoder_module
 from turnstile_server.rendering import repeat_encoder
 from turnstile_server.rendering.encoder import TextEncoder
@@ -70,7 +71,9 @@ TEXTS = st.lists(
     min_size=1,
     max_size=5,
 )
-EXAMPLES = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
+EXAMPLES = settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=examples(60)
+)
 
 
 def written(parts: list[tuple[str, str, int]]) -> str:
@@ -98,7 +101,7 @@ def test_the_ids_of_a_text_with_repeats_are_those_of_the_stock_call(
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("unit", cases(UNITS, 2))
 def test_little_of_a_long_repeat_goes_through_the_tokenizer(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch, name: str, unit: str
 ) -> None:

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rendering_models import BASH, USER, ids_of, parse
 
+from products import examples
 from turnstile.models import Message, ParseStatus, ToolCall
 from turnstile_server.rendering.call_format import parse_call
 from turnstile_server.rendering.detokenizer import Detokenizer, Piece, StopFilter
@@ -60,7 +61,7 @@ def assert_law(deltas: Sequence[Delta], reply: ParsedReply) -> None:
 
 
 @pytest.mark.parametrize("name", ["tiny", "llama"])
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_every_chunking_of_any_ids_gives_the_same_reply(renderer: Make, name: str, data: st.DataObject) -> None:
     subject = renderer(name)
@@ -85,7 +86,7 @@ def test_every_chunking_of_any_ids_gives_the_same_reply(renderer: Make, name: st
     assert_law(streamed + last, reply)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_text_decodes_as_the_tokenizer_decodes_it(renderer: Make, data: st.DataObject) -> None:
     subject = renderer("tiny")
@@ -200,7 +201,7 @@ def test_an_unclosed_call_is_text_and_does_not_hide_the_next(renderer: Make) -> 
     assert reply.message.content == "a<tool_call>\n{"
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(st.dictionaries(st.text(max_size=5), st.text(max_size=5) | st.integers() | st.lists(st.none()), max_size=4))
 def test_arguments_are_the_exact_text_that_the_model_wrote(arguments: dict[str, Any]) -> None:
     for written in (json.dumps(arguments), json.dumps(arguments, ensure_ascii=False, indent=3)):
@@ -249,7 +250,7 @@ def test_the_stop_string_that_ends_first_counts() -> None:
 TEXT_TAGS = Tags(think=(Tag("<think>"), Tag("</think>")), call=(Tag("<tool_call>"), Tag("</tool_call>")))
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(st.lists(SNIPPETS | st.text("<>/think", max_size=6), max_size=8).map("".join), st.data())
 def test_tags_that_are_no_tokens_count_as_text_however_they_are_cut(text: str, data: st.DataObject) -> None:
     def run(parts: list[str]) -> tuple[str, str, list[Any], list[ParseStatus]]:

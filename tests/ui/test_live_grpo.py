@@ -28,6 +28,7 @@ from turnstile import AsyncClient
 from turnstile_server.demo import TINY
 from turnstile_server.demo.local_server import serve
 from ui.conftest import Watched, fact
+from waiting import wait_until_sync
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(400)]
 
@@ -139,8 +140,10 @@ def entry(page: Page, name: str) -> Locator:
 
 def at_rest(api: httpx.Client) -> dict[str, Any]:
     """The statistics of the run when its last episodes have ended."""
-    while True:
+
+    def ended() -> dict[str, Any] | None:
         total: dict[str, Any] = api.get("/stats", params={"run_id": RUN}).json()["total"]
-        if sum(total["statuses"].get(name, 0) for name in ("queued", "preparing", "running", "grading")) == 0:
-            return total
-        time.sleep(0.2)
+        at_work = sum(total["statuses"].get(name, 0) for name in ("queued", "preparing", "running", "grading"))
+        return None if at_work else total
+
+    return wait_until_sync(ended, within_s=200)

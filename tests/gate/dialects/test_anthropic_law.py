@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from capture.dialect_law import ASK, CALL, NEXT, TOOLS, assert_echo_law, replies, streamed, written
+from products import examples
 from turnstile.models import Message, ToolCall
 from turnstile_server.gate.dialects.anthropic import AnthropicDialect
 
@@ -228,7 +229,7 @@ def test_a_client_that_did_not_ask_for_thinking_gets_none_and_keeps_the_law(
 
 
 @pytest.mark.parametrize("habit", sorted(HABITS))
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(reply=replies(), stream=st.booleans())
 def test_a_message_survives_the_habits_of_agents(reader: Reader, habit: str, reply: Message, stream: bool) -> None:
     blocks = (

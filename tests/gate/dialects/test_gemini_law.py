@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from capture.dialect_law import ASK, CALL, NEXT, TOOLS, assert_echo_law, replies, streamed, written
+from products import examples
 from turnstile.models import Message, ToolCall
 from turnstile_server.gate.dialects.gemini import GeminiDialect
 
@@ -237,7 +238,7 @@ def test_a_reply_streamed_as_an_array_comes_back_as_itself(reply: Message, piece
     assert law(reply, *pieces) <= RESERIALISED
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(reply=replies(), piece=st.integers(1, 5), stream=st.booleans())
 def test_the_package_s_chat_sends_a_reply_back_as_itself(
     reader: Reader, reply: Message, piece: int, stream: bool
@@ -266,7 +267,7 @@ def test_who_does_not_ask_for_thoughts_is_given_none(reply: Message, piece: int,
 
 
 @pytest.mark.parametrize("habit", sorted(HABITS))
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(reply=replies(), stream=st.booleans())
 def test_a_reply_survives_the_habits_of_gemini_s_agents(
     reader: Reader, habit: str, reply: Message, stream: bool

@@ -24,6 +24,7 @@ from capture.dialect_law import (
     texts,
     written,
 )
+from products import examples
 from turnstile.models import Message, ToolCall
 from turnstile_server.capture.compare import carried
 from turnstile_server.gate.dialects.responses import ResponsesDialect
@@ -295,7 +296,7 @@ def test_streamed_and_unstreamed_responses_are_the_same_items(reader: Reader, re
 
 
 @pytest.mark.parametrize("habit", sorted(HABITS))
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(reply=wire_replies(), stream=st.booleans())
 def test_a_responses_reply_survives_the_habits_of_agents(
     reader: Reader, habit: str, reply: Message, stream: bool

@@ -1,0 +1,82 @@
+"""A pytest plug-in: what each process collects.
+
+``--by-folders`` with xdist's ``--dist each``: a process collects and plays its own part of the modules, so that
+all together collect the tests once. Parts are neighbouring modules (they share what their folder sets up) of
+about the same time, by ``.ci/figures.json``.
+
+In every run each test's markers are held against what ``scripts/test_sources.py`` read from the sources, because
+suites are given modules by that.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from figures import module_seconds
+from suites import REAL_ENGINES, SUITES
+from test_sources import ROOT, possible_markers
+
+MODULE_S = 0.5
+"""What a module is taken for that is not in the figures, and what each takes besides its tests, in seconds."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--by-folders", action="store_true", help="with --dist each: a part of the modules per process"
+    )
+
+
+def parts(modules: list[Path], seconds: dict[str, float], count: int) -> list[list[Path]]:
+    """``modules`` in their order, cut into ``count`` parts of about the same number of seconds."""
+    weights = [MODULE_S + seconds.get(module.relative_to(ROOT).as_posix(), 0.0) for module in modules]
+    cut: list[list[Path]] = [[] for _ in range(count)]
+    total, passed = sum(weights), 0.0
+    for module, weight in zip(modules, weights, strict=True):
+        cut[min(count - 1, int(count * (passed + weight / 2) / total))].append(module)
+        passed += weight
+    return cut
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    worker = getattr(config, "workerinput", None)
+    if worker is not None and config.getoption("by_folders"):
+        config.pluginmanager.register(OwnPart(config, worker["workerid"], worker["workercount"]))
+
+
+class OwnPart:
+    """In one of xdist's processes: collects its own part of the modules that are named on the command line."""
+
+    def __init__(self, config: pytest.Config, worker: str, count: int) -> None:
+        # A process that takes the place of a dead one has the next number.
+        number = int(worker.removeprefix("gw")) % count
+        given = [config.invocation_params.dir / word.partition("::")[0] for word in config.args]
+        named = sorted(
+            {path.resolve() for one in given for path in (one.rglob("test_*.py") if one.is_dir() else [one])}
+        )
+        self._own = set(parts(named, module_seconds(), count)[number])
+
+    def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
+        if collection_path.suffix == ".py" and collection_path.name.startswith("test_"):
+            return collection_path not in self._own or None
+        return None
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """With ``--dist loadgroup`` one process plays all tests of a real engine, so that it is started once."""
+    for engine in REAL_ENGINES:
+        if item.get_closest_marker(engine):
+            item.add_marker(pytest.mark.xdist_group(engine))
+
+
+@pytest.hookimpl(trylast=True)  # after those of conftest.py, which mark tests too
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    known = frozenset().union(*(suite.any_of | suite.none_of for suite in SUITES.values()))
+    for item in items:
+        unseen = known & {mark.name for mark in item.iter_markers()} - possible_markers(item.path)
+        if unseen:
+            raise pytest.UsageError(
+                f"{item.nodeid} is marked {', '.join(sorted(unseen))}, which scripts/test_sources.py does not see:"
+                " name the marker in the module, in what it imports of the tests, or in a conftest.py above it"
+            )
