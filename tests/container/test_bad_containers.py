@@ -155,6 +155,7 @@ async def test_agents_where_nothing_can_be_run_are_refused_as_infrastructure(ser
         run("docker", "rm", "-f", container.name)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_agents_of_both_kinds_are_installed_below_data_by_a_hardened_container(
     server_image: str, volume: str, tmp_path: Path

@@ -80,6 +80,7 @@ async def serving_beside_its_sandboxes(image: str, *flags: str, **settings: str)
                 run("docker", "volume", "rm", volume)
 
 
+@pytest.mark.thorough
 async def test_with_the_engines_socket_it_plays_groups_that_are_graded_and_audited(embedded_image: str) -> None:
     async with serving_beside_its_sandboxes(embedded_image, *mounted_socket()) as beside:
         beside.container.install_agents(OWN_AGENT, NPM_AGENT)
