@@ -28,6 +28,7 @@ from turnstile_server.sandboxes.endpoint import AgentEndpoint
 from turnstile_server.sandboxes.protocol import MADE_AT_ONCE, Command, ExecResult, SandboxOrigin, SandboxSpec, User
 from turnstile_server.settings import AgentSettings, Settings
 from turnstile_server.tasks.model import Task
+from waiting import wait_until
 
 
 def result(code: int = 0, output: bytes = b"") -> ExecResult:
@@ -160,10 +161,8 @@ class FakeProvider:
 
     async def agent(self, index: int = 0) -> FakeProcess:
         """The agent's process in the ``index``-th sandbox, once it runs."""
-        with anyio.fail_after(60):
-            while len(self.made) <= index:  # noqa: ASYNC110 - several tests' steps lead here
-                await anyio.sleep(0.005)
-            await self.made[index].started.wait()
+        await wait_until(lambda: len(self.made) > index)
+        await self.made[index].started.wait()
         return self.made[index].processes[0]
 
 

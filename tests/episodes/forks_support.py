@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import anyio
 import numpy as np
 from conversation import END
 from gate_support import Stage, says
@@ -13,6 +12,7 @@ from turnstile.models import SampleSet
 from turnstile.models.wire import decode_forest, decode_samples
 from turnstile_server.errors import SandboxFailed
 from turnstile_server.sandboxes.protocol import Command, Sandbox
+from waiting import wait_until
 
 Episode = dict[str, Any]
 Messages = list[dict[str, str]]
@@ -63,9 +63,11 @@ async def samples(stage: Stage, episode: Episode) -> SampleSet:
 
 async def sandbox_of(stage: Stage, episode: Episode) -> Sandbox:
     """The episode's sandbox, as its tools have it."""
-    with anyio.fail_after(120):
-        while (await stage.get(episode))["status"] != "running":  # noqa: ASYNC110 - polled
-            await anyio.sleep(0.02)
+
+    async def runs() -> bool:
+        return bool((await stage.get(episode))["status"] == "running")
+
+    await wait_until(runs)
     assert stage.apps.tools is not None
     sandbox = stage.apps.tools.open_tools(episode["episode_id"], episode["episode_key"]).sandbox
     assert sandbox is not None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import anyio
 import docker
 import pytest
 from light import SOLVE, TASK
@@ -14,6 +13,7 @@ from test_whole_episodes import ended, played, server
 from engine_forwarder import engine_over_tcp
 from turnstile_server.data_dir import owner_of
 from turnstile_server.sandboxes.docker.containers import OWNER_LABEL
+from waiting import wait_until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker, pytest.mark.slow]
 
@@ -31,9 +31,11 @@ async def test_its_episodes_fail_as_infrastructure_and_the_next_one_is_graded_wh
         }
         async with server(tiny_model, tmp_path, sandboxes=settings) as stage:
             created = await stage.episode(task=TASK, agent="light", env={"STAY": "1000"})
-            with anyio.fail_after(60):
-                while (await stage.get(created))["stats"]["turns"] < 2:  # noqa: ASYNC110 - it is polled
-                    await anyio.sleep(0.05)
+
+            async def two_turns() -> bool:
+                return bool((await stage.get(created))["stats"]["turns"] >= 2)
+
+            await wait_until(two_turns)
             engine.cut()
             running = await ended(stage, created)
             assert (running["status"], running["reward"]) == ("failed", None), running

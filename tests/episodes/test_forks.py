@@ -23,6 +23,7 @@ from turnstile_server.errors import Conflict
 from turnstile_server.sandboxes.protocol import Command
 from turnstile_server.settings import ToolSettings
 from turnstile_server.tools.toolbox import Toolbox
+from waiting import wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -277,9 +278,11 @@ async def test_snapshots_are_bounded_and_swept(tiny_model: Path, tmp_path: Path)
     (data / "snapshots" / "strange.snapshot").write_bytes(b"of nothing\n")
     bounds = {"keep_snapshot_bytes": second["bytes"], "retention_interval_s": 0.02}
     async with staged(tiny_model, data, work=work, episodes=bounds, **wanted) as stage:
-        with anyio.fail_after(60):
-            while len((await stage.get(parent, "/snapshots"))["snapshots"]) != 1:  # noqa: ASYNC110 - by itself
-                await anyio.sleep(0.02)
+
+        async def only_one() -> bool:
+            return len((await stage.get(parent, "/snapshots"))["snapshots"]) == 1
+
+        await wait_until(only_one)
         [left] = (await stage.get(parent, "/snapshots"))["snapshots"]
         assert left == second, "the oldest goes first"
         assert not (data / "snapshots" / "half.partial").exists()

@@ -23,6 +23,7 @@ from turnstile import AsyncClient, Rollout
 from turnstile.models import EpisodeStatus, Fault, Turn
 from turnstile_server.data_dir import owner_of
 from turnstile_server.demo.local_server import descendants, running
+from waiting import wait_until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 
@@ -112,16 +113,12 @@ async def test_a_killed_server_loses_nothing_and_its_episodes_are_played_again(
 
         async with servers.one() as server:
             tasks.start_soon(collect)
-            with anyio.fail_after(SERVER_S):
-                while not await in_the_middle(client):  # noqa: ASYNC110 - it is the server that is watched
-                    await anyio.sleep(0.05)
+            await wait_until(lambda: in_the_middle(client), within_s=SERVER_S)
             family = descendants(server.pid)
             assert len(family) > EPISODES or kind == "docker"
             server.kill()
             await server.wait()
-        with anyio.fail_after(20):
-            while family & running():  # noqa: ASYNC110 - it is the processes that are watched
-                await anyio.sleep(0.05)
+        await wait_until(lambda: not family & running())
         if kind == "docker":
             assert len(containers(tmp_path / "data")) >= EPISODES
         async with servers.one():
@@ -141,9 +138,7 @@ async def test_a_killed_server_loses_nothing_and_its_episodes_are_played_again(
                 trained = {span.turn_id for row in samples.samples for span in row.turn_spans if span.trained}
                 assert trained | set(untrained) == {turn.turn_id for turn in turns}
             assert sum(episode.stats.turns for episode in first) >= EPISODES
-            with anyio.fail_after(200):
-                while len(rollouts) < EPISODES:  # noqa: ASYNC110 - filled by the loop over rollouts
-                    await anyio.sleep(0.1)
+            await wait_until(lambda: len(rollouts) >= EPISODES, within_s=200)
     assert [rollout.error for rollout in rollouts] == [None] * EPISODES
     assert {rollout.reward for rollout in rollouts} == {0.0}
     assert {rollout.attempts for rollout in rollouts} == {2}

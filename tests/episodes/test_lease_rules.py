@@ -7,6 +7,7 @@ from typing import Any
 
 import anyio
 import pytest
+from episode_clock import EpisodeClock
 from fake_backends import fake_backends
 from gate_support import Stage, staged
 
@@ -107,7 +108,10 @@ def test_lapsed_leases_are_remembered_in_bounded_memory() -> None:
     assert not leases._held
 
 
-def _leased(lease_s: float = 1.0, lease_id: str = "owner") -> dict[str, Any]:
+LEASE_S = 60.0
+
+
+def _leased(lease_s: float = LEASE_S, lease_id: str = "owner") -> dict[str, Any]:
     return {"lease": {"lease_id": lease_id, "lease_s": lease_s}}
 
 
@@ -121,27 +125,30 @@ async def _until_ended(stage: Stage, created: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.anyio
 async def test_a_lapse_cancels_the_episodes_frees_their_places_and_says_why(
-    tiny_model: Path, tmp_path: Path
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fakes = fake_backends(tmp_path / "agents")
-    settings = {"episodes": {"max_running": 1, "watch_interval_s": 0.05}, "sandboxes": {"kind": "local"}}
+    settings = {"episodes": {"max_running": 1, "watch_interval_s": 0.001}, "sandboxes": {"kind": "local"}}
+    clock = EpisodeClock(monkeypatch)
     async with staged(tiny_model, tmp_path / "data", work=fakes.backends, **settings) as stage:
         task = {"instruction": "x", "setup": ["true"]}
         first = await stage.episode(task=task, agent="fake", **_leased())
         queued = await stage.episode(task=task, agent="fake", **_leased())
         other = await stage.episode(task=task, agent="fake")
-        for _ in range(8):
-            await anyio.sleep(0.25)
-            renewed = await stage.control.post("/leases/owner", json={"lease_s": 1.0})
+        for _ in range(round(LEASE_S)):
+            await clock.pass_time(2.0)
+            renewed = await stage.control.post("/leases/owner", json={"lease_s": LEASE_S})
             assert (renewed.status_code, renewed.json()["open_episodes"]) == (200, 2)
+        for _ in range(round(LEASE_S / 2)):  # a greater step would be the server's own standstill
+            await clock.pass_time(2.0)
         for created in (first, queued):
             shown = await _until_ended(stage, created)
             assert (shown["status"], shown["reward"]) == ("cancelled", None)
             assert (shown["error"]["type"], shown["error"]["fault"]) == ("lease_lapsed", "caller")
-            assert "for 1 s" in shown["error"]["message"]
+            assert "for 60 s" in shown["error"]["message"]
         await fakes.provider.agent(1)  # the place is free, and the episode without a lease has it
         assert fakes.provider.made[0].destroyed
-        late = await stage.control.post("/leases/owner", json={"lease_s": 1.0})
+        late = await stage.control.post("/leases/owner", json={"lease_s": LEASE_S})
         assert (late.status_code, late.json()["error"]["type"]) == (410, "lease_lapsed")
         refused = await stage.control.post("/episodes", json={"task": task, "agent": "fake", **_leased()})
         assert (refused.status_code, refused.json()["error"]["type"]) == (410, "lease_lapsed")

@@ -10,6 +10,7 @@ import anyio
 import httpx
 import pytest
 from conversation import Held, body, ended_once, raw, reply_ids, turns, url
+from episode_clock import EpisodeClock
 from gate_support import Prompted, Said, Stage, fails, says, staged, until_aborted
 
 from turnstile.models import EpisodeRequest, TaskRef
@@ -17,6 +18,7 @@ from turnstile_server.episodes.service import Episodes
 from turnstile_server.errors import EngineUnavailable, JournalUnavailable
 from turnstile_server.journal.journal import FileJournal
 from turnstile_server.journal.protocol import Record, RecordType
+from waiting import wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -197,8 +199,7 @@ async def _ended_during_a_call(stage: Stage, how: str) -> tuple[dict[str, Any], 
             replies.append(await client.post(url(episode), json=body()))
 
         tasks.start_soon(ask)
-        while not stage.engine.calls:  # noqa: ASYNC110 - nothing tells of calls
-            await anyio.sleep(0.01)
+        await wait_until(lambda: stage.engine.calls)
         await stage.post(episode, how)
         assert stage.engine.calls[0].aborted.is_set()
     return await stage.get(episode), replies[0]
@@ -239,12 +240,10 @@ async def test_an_engine_that_is_deaf_to_aborts_holds_an_episode_up_only_once(
 
             for index in range(5):
                 tasks.start_soon(ask, str(index))
-            while len(stage.engine.calls) < 5:  # noqa: ASYNC110 - nothing tells of calls
-                await anyio.sleep(0.01)
+            await wait_until(lambda: len(stage.engine.calls) >= 5)
             tasks.start_soon(stage.post, episode, "cancel")
-            with anyio.fail_after(20):
-                for call in stage.engine.calls:  # each is asked to stop before any of them has
-                    await call.aborted.wait()
+            for call in stage.engine.calls:  # each is asked to stop before any of them has
+                await call.aborted.wait()
             release.set()
         assert (await ended_once(stage, episode))["status"] == "cancelled"
 
@@ -278,24 +277,38 @@ async def test_the_key_of_a_deleted_episode_does_not_open_another_of_the_same_id
 # Time
 
 
-async def test_an_episode_that_runs_too_long_is_timed_out(tiny_model: Path, tmp_path: Path) -> None:
+async def test_an_episode_that_runs_too_long_is_timed_out(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = EpisodeClock(monkeypatch)
+    replies: list[httpx.Response] = []
     async with staged(tiny_model, tmp_path, episodes={"watch_interval_s": 0.02}) as stage:
         stage.engine.answers = [until_aborted([5, 6])]
-        episode = await stage.episode(limits={"wall_s": 0.3})
-        async with raw(episode) as client:
-            reply = await client.post(url(episode), json=body())
+        episode = await stage.episode(limits={"wall_s": 600})
+        async with raw(episode) as client, anyio.create_task_group() as tasks:
+
+            async def ask() -> None:
+                replies.append(await client.post(url(episode), json=body()))
+
+            tasks.start_soon(ask)
+            await wait_until(lambda: stage.engine.calls)
+            await clock.pass_time(600)
         ended = await ended_once(stage, episode)
+    (reply,) = replies
     assert reply.status_code == 410
     assert (ended["status"], ended["error"]["type"]) == ("timed_out", "time_limit")
     assert "limits.wall_s" in ended["error"]["message"]
     assert ended["stats"]["discarded"] == {"timed_out": 2}
 
 
-async def test_an_idle_episode_is_timed_out_but_not_during_a_call(tiny_model: Path, tmp_path: Path) -> None:
+async def test_an_idle_episode_is_timed_out_but_not_during_a_call(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = EpisodeClock(monkeypatch)
     async with staged(tiny_model, tmp_path, episodes={"watch_interval_s": 0.02}) as stage:
         answer = Held(reply_ids(stage, "slow"))
         stage.engine.answers = [answer]
-        episode = await stage.episode(limits={"idle_s": 0.5})
+        episode = await stage.episode(limits={"idle_s": 600})
         async with raw(episode) as client, anyio.create_task_group() as tasks:
 
             async def ask() -> None:
@@ -303,9 +316,11 @@ async def test_an_idle_episode_is_timed_out_but_not_during_a_call(tiny_model: Pa
 
             tasks.start_soon(ask)
             await answer.called.wait()
-            await anyio.sleep(1.0)
+            await clock.pass_time(1200)
             assert (await stage.get(episode))["status"] == "running"
             answer.all()
+        assert (await stage.get(episode))["status"] == "running"
+        await clock.pass_time(600)
         ended = await ended_once(stage, episode)
     assert (ended["status"], ended["error"]["type"]) == ("timed_out", "time_limit")
     assert "limits.idle_s" in ended["error"]["message"]
@@ -337,9 +352,7 @@ async def test_an_end_by_a_budget_that_cannot_be_stored_is_stored_later(
             await client.post(url(episode), json=body())
             disk.broken = True
             await client.post(url(episode), json=body())
-            with anyio.fail_after(20):
-                while disk.refused < 2:  # noqa: ASYNC110 - the watch tries again by itself
-                    await anyio.sleep(0.01)
+            await wait_until(lambda: disk.refused >= 2)
             assert (await client.post(url(episode), json=body())).status_code == 410, "closed all the same"
         disk.broken = False
         ended = await ended_once(stage, episode)
@@ -379,17 +392,22 @@ async def test_a_creation_whose_caller_goes_away_is_an_episode_or_nothing(
 ) -> None:
     """Never one that only the journal knows, and that appears as failed after the next start."""
     append = stage.journal.append
+    stored, go = anyio.Event(), anyio.Event()
 
     async def slow(record: Record) -> int:
         size = await append(record)
-        await anyio.sleep(0.2)
+        stored.set()
+        await go.wait()
         return size
 
     monkeypatch.setattr(stage.journal, "append", slow)
     episodes = stage.apps.tools
     assert isinstance(episodes, Episodes)
-    with anyio.move_on_after(0.1):
-        await episodes.create(EpisodeRequest(task=TaskRef(instruction="t"), episode_id="mine"))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(episodes.create, EpisodeRequest(task=TaskRef(instruction="t"), episode_id="mine"))
+        await stored.wait()
+        tasks.cancel_scope.cancel()
+        go.set()
     assert [record.episode_id async for record in stage.journal.episodes()] == ["mine"]
     assert (await stage.get({"episode_id": "mine"}))["status"] == "running"
 

@@ -20,12 +20,14 @@ from test_life import gathered
 from test_played_life import EpisodeServer, call, opened
 
 from turnstile_server.episodes.broadcast import Broadcast
+from turnstile_server.episodes.outcome import Outcome
 from turnstile_server.episodes.run import EpisodeRun
 from turnstile_server.errors import JournalUnavailable, SandboxFailed, SandboxUnavailable, TaskFailed
 from turnstile_server.gate.pipeline import CallPipeline
 from turnstile_server.grading.protocol import Grade, Work
 from turnstile_server.journal.protocol import Record, RecordType
 from turnstile_server.tasks.model import Task
+from waiting import wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -51,6 +53,15 @@ class RecordingServer(EpisodeServer):
         """Sandboxes of an episode that is not the one under test."""
         self.refuse: Exception | None = None
         self.refused = anyio.Event()
+        self.stops: list[str] = []
+        """Episodes whose end was asked for, once for each time."""
+        request = EpisodeRun.request_stop
+
+        def noted(run: EpisodeRun, outcome: Outcome) -> None:
+            self.stops.append(run.episode_id)
+            request(run, outcome)
+
+        monkeypatch.setattr(EpisodeRun, "request_stop", noted)
         self._append = self.stage.journal.append
         monkeypatch.setattr(self.stage.journal, "append", self._append_noted)
 
@@ -68,6 +79,13 @@ class RecordingServer(EpisodeServer):
     @property
     def sandboxes(self) -> list[str]:
         return [made for made in self.provider.open if made not in self.others]
+
+    async def stops_asked(self, episode: dict[str, Any], count: int) -> None:
+        """Returns when the end of the episode was asked for so often, or it has ended."""
+        running = self.running
+        await wait_until(
+            lambda: self.stops.count(episode["episode_id"]) >= count or episode["episode_id"] not in running
+        )
 
     async def place_is_free(self) -> None:
         """Another episode is prepared and run."""
@@ -132,7 +150,7 @@ async def draining(server: RecordingServer) -> tuple[Episode, Leave]:
     """Finished during a call."""
     created, leave = await calling(server)
     server.background.start_soon(server.stage.control.post, f"/episodes/{created['episode_id']}/finish")
-    await anyio.sleep(0.1)
+    await server.stop_requested(created)
     return created, leave
 
 
@@ -148,9 +166,7 @@ async def calling(server: RecordingServer, **fields: Any) -> tuple[Episode, Leav
     created = await server.play(agent="external", **fields)
     await server.status(created, "running")
     server.background.start_soon(call, server, created)
-    with anyio.fail_after(60):
-        while not server.stage.engine.calls:  # noqa: ASYNC110 - a list, not an event
-            await anyio.sleep(0.005)
+    await wait_until(lambda: server.stage.engine.calls)
     return created, go.set
 
 
@@ -205,8 +221,9 @@ async def test_a_stop_in_each_phase_ends_the_episode_once_and_releases_everythin
 ) -> None:
     async with recording(tiny_model, tmp_path, monkeypatch) as server:
         created, leave = await PHASES[phase](server)
+        before = server.stops.count(created["episode_id"])
         server.background.start_soon(server.stage.control.post, f"/episodes/{created['episode_id']}/{how}")
-        await anyio.sleep(0.05)
+        await server.stops_asked(created, before + 1)
         leave()
         shown = await server.ended(created)
         cancelled = how == "cancel" and phase not in DECIDED
@@ -225,9 +242,10 @@ async def test_many_stops_at_once_are_one_end(
     async with recording(tiny_model, tmp_path, monkeypatch) as server:
         created, leave = await PHASES[phase](server)
         path = f"/episodes/{created['episode_id']}"
+        before = server.stops.count(created["episode_id"])
 
         async def soon() -> None:
-            await anyio.sleep(0.05)
+            await server.stops_asked(created, before + 8)
             leave()
 
         stops = [lambda how=how: server.stage.control.post(f"{path}/{how}") for how in ("finish", "cancel") * 4]
@@ -249,8 +267,9 @@ async def test_a_budget_that_ends_beside_a_finish_does_not_change_the_first_reas
         async with server.stage.agent(created) as agent, anyio.create_task_group() as tasks:
             with pytest.raises(Exception, match="turns are used up"):
                 await agent.chat.completions.create(model="m", messages=[{"role": "user", "content": "second"}])
+            before = server.stops.count(created["episode_id"])
             tasks.start_soon(server.stage.post, created, "finish")
-            await anyio.sleep(0.05)
+            await server.stops_asked(created, before + 1)
             leave()
         shown = await server.ended(created)
         assert (shown["status"], shown["error"]["type"]) == ("truncated", "budget_exhausted")
@@ -262,8 +281,10 @@ async def test_a_caller_that_goes_away_does_not_stop_the_end(
 ) -> None:
     async with recording(tiny_model, tmp_path, monkeypatch) as server:
         created, leave = await calling(server)
-        with anyio.move_on_after(0.1):
-            await server.stage.post(created, "finish")
+        async with anyio.create_task_group() as caller:
+            caller.start_soon(server.stage.post, created, "finish")
+            await server.stop_requested(created)
+            caller.cancel_scope.cancel()
         leave()
         assert (await server.ended(created))["status"] == "completed"
 
@@ -301,7 +322,7 @@ async def test_a_stop_that_needs_no_grade_is_stored_although_the_server_stops(
     async with recording(tiny_model, tmp_path, monkeypatch) as server:
         created, leave = await calling(server, task={"instruction": "t"})
         server.background.start_soon(server.stage.control.post, f"/episodes/{created['episode_id']}/finish")
-        await anyio.sleep(0.1)
+        await server.stop_requested(created)
         leave()
     assert server.ends == [(created["episode_id"], "completed")]
 
@@ -499,7 +520,8 @@ async def test_the_death_of_a_sandbox_beside_a_finish_changes_nothing(
     async with recording(tiny_model, tmp_path, monkeypatch) as server:
         created, leave = await draining(server)
         server.provider.made[0].dead.set()
-        await anyio.sleep(0.05)
+        for _ in range(20):  # its watcher takes notice
+            await anyio.lowlevel.checkpoint()
         leave()
         assert (await server.ended(created))["status"] == "completed"
 

@@ -13,11 +13,14 @@ import httpx
 import openai
 import pytest
 from conversation import END
+from episode_clock import EpisodeClock
 from fake_backends import FakeBackends, FakeProcess, fake_backends, result
 from gate_support import CONTEXT, Prompted, Said, Stage, fails, says, staged
 from test_life import Breaking
 
 from local import ROOT
+from turnstile_server.episodes.run import EpisodeRun
+from turnstile_server.episodes.service import Episodes
 from turnstile_server.errors import (
     EngineUnavailable,
     FileProblem,
@@ -28,6 +31,7 @@ from turnstile_server.errors import (
 )
 from turnstile_server.grading.protocol import Grade, Work
 from turnstile_server.tasks.model import Task
+from waiting import wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -49,12 +53,31 @@ class EpisodeServer:
 
     async def status(self, episode: dict[str, Any], *wanted: str) -> dict[str, Any]:
         """The episode once its status is one of ``wanted``."""
-        with anyio.fail_after(60):
-            while True:
-                shown: dict[str, Any] = await self.stage.get(episode)
-                if shown["status"] in wanted:
-                    return shown
-                await anyio.sleep(0.005)
+
+        async def as_wanted() -> dict[str, Any] | None:
+            shown: dict[str, Any] = await self.stage.get(episode)
+            return shown if shown["status"] in wanted else None
+
+        shown = await wait_until(as_wanted)
+        assert shown is not None
+        return shown
+
+    @property
+    def running(self) -> dict[str, EpisodeRun]:
+        """The episodes that have not ended, as the server has them."""
+        episodes = self.stage.apps.tools
+        assert isinstance(episodes, Episodes)
+        return episodes._running
+
+    async def stop_requested(self, episode: dict[str, Any], status: str | None = None) -> None:
+        """Returns when its end was asked for, with this ``status``."""
+
+        def stopping() -> bool:
+            run = self.running.get(episode["episode_id"])
+            stop = None if run is None else run._life.stop
+            return run is None or (stop is not None and status in (None, stop.status.value))
+
+        await wait_until(stopping)
 
     async def ended(self, episode: dict[str, Any]) -> dict[str, Any]:
         return await self.status(episode, "completed", "failed", "cancelled", "timed_out", "truncated")
@@ -143,8 +166,11 @@ async def test_an_equal_creation_is_played_once(server: EpisodeServer) -> None:
     again = await server.stage.control.post("/episodes", json={**PLAYED, "idempotency_key": "k"})
     assert again.json()["episode_id"] == first["episode_id"]
     await server.provider.agent()
-    await anyio.sleep(0.05)
-    assert len(server.provider.made) == 1
+    # A second one would be made before an episode that was created later.
+    other = await server.play()
+    await server.provider.agent(1)
+    assert len(server.provider.made) == 2
+    await server.stage.post(other, "cancel")
     await server.stage.post(first, "cancel")
 
 
@@ -403,24 +429,30 @@ async def test_an_agent_that_gave_up_at_the_end_of_its_context_was_truncated(
 
 
 async def test_the_wall_limit_counts_from_the_end_of_the_queue_and_the_work_is_graded(
-    tiny_model: Path, tmp_path: Path
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    clock = EpisodeClock(monkeypatch)
     async with opened(tiny_model, tmp_path, max_running=1) as server:
-        first = await server.play(limits={"wall_s": 5})
+        first = await server.play(limits={"wall_s": 6000})
         await server.provider.agent()
-        second = await server.play(limits={"wall_s": 0.3})
-        await anyio.sleep(0.5)
+        second = await server.play(limits={"wall_s": 600})
+        await clock.pass_time(1200)
         assert (await server.stage.get(second))["status"] == "queued"
         await server.stage.post(first, "cancel")
         process = await server.provider.agent(1)
+        await clock.pass_time(600)
         shown = await server.ended(second)
         assert (shown["status"], shown["error"]["type"], shown["reward"]) == ("timed_out", "time_limit", 1.0)
         assert process.killed
 
 
-async def test_an_agent_that_never_ends_is_stopped_by_the_idle_limit(server: EpisodeServer) -> None:
-    created = await server.play(limits={"idle_s": 0.2})
+async def test_an_agent_that_never_ends_is_stopped_by_the_idle_limit(
+    server: EpisodeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = EpisodeClock(monkeypatch)
+    created = await server.play(limits={"idle_s": 600})
     process = await server.provider.agent()
+    await clock.pass_time(600)
     shown = await server.ended(created)
     assert (shown["status"], shown["error"]["type"]) == ("timed_out", "time_limit")
     assert process.killed
@@ -486,13 +518,11 @@ async def test_a_cancellation_while_an_end_waits_for_a_call_grades_nothing(serve
     await server.status(created, "running")
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(call, server, created)
-        with anyio.fail_after(60):
-            while not server.stage.engine.calls:  # noqa: ASYNC110 - a list, not an event
-                await anyio.sleep(0.005)
+        await wait_until(lambda: server.stage.engine.calls)
         tasks.start_soon(server.stage.post, created, "finish")
-        await anyio.sleep(0.1)
+        await server.stop_requested(created)
         tasks.start_soon(server.stage.post, created, "cancel")
-        await anyio.sleep(0.1)
+        await server.stop_requested(created, "cancelled")
         answered.set()
     shown = await server.ended(created)
     assert (shown["status"], shown["reward"]) == ("cancelled", None)
@@ -617,9 +647,7 @@ async def test_an_end_that_the_disk_refused_is_graded_once_and_stored_later(
         await server.think(process)
         breaking.broken = True
         process.end(result())
-        with anyio.fail_after(60):
-            while breaking.refused < 3:  # noqa: ASYNC110 - the journal knows no event
-                await anyio.sleep(0.01)
+        await wait_until(lambda: breaking.refused >= 3)
         assert (await server.stage.get(created))["status"] == "grading"
         assert server.provider.open == []
         breaking.broken = False

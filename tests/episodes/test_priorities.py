@@ -7,11 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 from conversation import END
 from gate_support import Stage, says
 from test_played_life import EpisodeServer, opened
+
+from waiting import wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -30,13 +31,14 @@ async def order_of(server: EpisodeServer, holder: Episode, waiting: dict[str, Ep
     order: list[str] = []
     while waiting:
         await server.stage.post(holder, "cancel")
-        with anyio.fail_after(30):
-            name = ""
-            while not name:
-                for each, episode in waiting.items():
-                    if (await server.stage.get(episode))["status"] == "running":
-                        name = each
-                await anyio.sleep(0.005)
+
+        async def running() -> str:
+            for each, episode in waiting.items():
+                if (await server.stage.get(episode))["status"] == "running":
+                    return each
+            return ""
+
+        name = await wait_until(running)
         holder = waiting.pop(name)
         order.append(name)
     await server.stage.post(holder, "cancel")

@@ -23,6 +23,7 @@ from turnstile_server.journal.journal import FileJournal
 from turnstile_server.settings import EpisodeSettings, JournalSettings
 from turnstile_server.tasks.catalog import TaskCatalog
 from turnstile_server.tasks.model import Task
+from waiting import wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -131,9 +132,8 @@ async def test_the_policy_says_which_work_is_kept(
     async with opened(tiny_model, tmp_path, keep_work=policy) as server:
         gives(server, SandboxUnavailable("no sandbox") if reward is None else reward)
         episode = await played(server)
-        with anyio.fail_after(60):
-            while len(work_files(tmp_path)) != kept:  # noqa: ASYNC110 - it is removed behind the episode's end
-                await anyio.sleep(0.005)
+        # It is removed behind the episode's end.
+        await wait_until(lambda: len(work_files(tmp_path)) == kept)
         assert (episode["work"] is not None) == bool(kept)
         refused = await regrade(server, episode)
         assert kept or refused.status_code == 410
@@ -157,9 +157,7 @@ async def test_work_grows_too_old_and_goes_with_its_episode(tiny_model: Path, tm
         assert f"{deleted['episode_id']}.work" not in work_files(tmp_path)
         os.utime(tmp_path / "data" / "work" / f"{old['episode_id']}.work", (0, 0))
     async with opened(tiny_model, tmp_path, keep_work_s=3600, retention_interval_s=0.02) as server:
-        with anyio.fail_after(60):
-            while work_files(tmp_path) != [f"{kept['episode_id']}.work"]:  # noqa: ASYNC110 - retention runs by itself
-                await anyio.sleep(0.005)
+        await wait_until(lambda: work_files(tmp_path) == [f"{kept['episode_id']}.work"])
         assert (await server.stage.get(old))["work"] is None
 
 
@@ -179,9 +177,7 @@ async def test_a_cancelled_episode_keeps_no_work(server: EpisodeServer, tmp_path
         await grading.wait()
     assert len(work_files(tmp_path)) == 1, "kept before it is graded"
     await server.stage.post(created, "cancel")
-    with anyio.fail_after(60):
-        while work_files(tmp_path):  # noqa: ASYNC110 - it is removed behind the episode's end
-            await anyio.sleep(0.005)
+    await wait_until(lambda: not work_files(tmp_path))
     assert (await regrade(server, created)).status_code == 410
 
 

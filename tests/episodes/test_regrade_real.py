@@ -16,6 +16,7 @@ from test_killed_server import KEY, SERVER_S, Servers
 from local import TURNSTILE
 from turnstile import AsyncClient
 from turnstile.models import EpisodeStatus, Fault
+from waiting import wait_until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 
@@ -52,12 +53,13 @@ async def test_work_survives_a_kill_while_it_is_graded_and_is_judged_again(
             env = {"WORK": SOLVE, "TURNS": "1", "STAY": "0"}
             limits = {"max_completion_tokens": 4}
             episode = await client.create_episode(FOR_EVER, agent="light", env=env, limits=limits)
-            with anyio.fail_after(SERVER_S):
-                while (await episode.status()).status is not EpisodeStatus.GRADING:  # noqa: ASYNC110 - polled
-                    await anyio.sleep(0.05)
-                kept = tmp_path / "data" / "work" / f"{episode.episode_id}.work"
-                while not kept.exists():  # noqa: ASYNC110 - the file is what is waited for
-                    await anyio.sleep(0.05)
+
+            async def graded() -> bool:
+                return (await episode.status()).status is EpisodeStatus.GRADING
+
+            await wait_until(graded, within_s=SERVER_S)
+            kept = tmp_path / "data" / "work" / f"{episode.episode_id}.work"
+            await wait_until(kept.exists)
             server.kill()
         async with servers.one():
             lost = await episode.status()

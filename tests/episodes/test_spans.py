@@ -24,6 +24,7 @@ from turnstile_server.errors import EngineUnavailable
 from turnstile_server.settings import Settings
 from turnstile_server.testing.policy import PolicyInput, Step
 from turnstile_server.testing.server import scripted_server
+from waiting import wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -142,9 +143,11 @@ async def test_an_episode_that_cannot_be_prepared_says_what_failed(tiny_model: P
     work, wanted = light_work(tiny_model, tmp_path / "data", tmp_path / "installs")
     async with staged(tiny_model, tmp_path / "data", work=work, **wanted) as stage:
         created = await stage.episode(task={**TASK, "setup": ["echo no; exit 3"]}, agent="light")
-        with anyio.fail_after(60):
-            while (await stage.get(created))["status"] != "failed":  # noqa: ASYNC110 - a poll of the API
-                await anyio.sleep(0.02)
+
+        async def failed() -> bool:
+            return bool((await stage.get(created))["status"] == "failed")
+
+        await wait_until(failed)
         report = await spans_of(stage.control, created["episode_id"])
     wrong = [(span.kind, span.name, span.error) for span in report.spans if not span.ok]
     assert wrong == [(T.SETUP, "", "task_failed"), (T.FILES, "task", "task_failed")]
@@ -208,9 +211,11 @@ async def test_a_running_tool_call_is_there_and_ends_with_its_episode(tiny_model
     async with scripted_server(Settings(**wanted), lambda call: Step(text="Done.")) as server:
         created = await server.create(EpisodeRequest(task=TaskRef.model_validate(TASK), agent="external"))
         episode_id = created.episode_id
-        with anyio.fail_after(60):
-            while (await server.control.get(f"/episodes/{episode_id}")).json()["status"] != "running":  # noqa: ASYNC110
-                await anyio.sleep(0.02)
+
+        async def runs() -> bool:
+            return bool((await server.control.get(f"/episodes/{episode_id}")).json()["status"] == "running")
+
+        await wait_until(runs)
 
         async def work() -> None:
             with suppress(ExceptionGroup):  # its episode ends
@@ -219,10 +224,11 @@ async def test_a_running_tool_call_is_there_and_ends_with_its_episode(tiny_model
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(work)
-            with anyio.fail_after(30):
-                while not of_kind(await spans_of(server.control, episode_id), T.TOOL):  # noqa: ASYNC110
-                    await anyio.sleep(0.02)
-            (goes_on,) = of_kind(await spans_of(server.control, episode_id), T.TOOL)
+
+            async def tool_spans() -> list[Any]:
+                return of_kind(await spans_of(server.control, episode_id), T.TOOL)
+
+            (goes_on,) = await wait_until(tool_spans)
             assert (goes_on.name, goes_on.end_s) == ("bash", None)
             await server.control.post(f"/episodes/{episode_id}/cancel")
             tasks.cancel_scope.cancel()
@@ -299,9 +305,11 @@ async def test_a_regrade_adds_its_spans(tiny_model: Path, tmp_path: Path) -> Non
     async with staged(tiny_model, tmp_path / "data", work=work, **wanted) as stage:
         stage.engine.answers = [says([*stage.encode("hm"), *stage.encode(END)])]
         created = await stage.episode(task=TASK, agent="light", env={"WORK": SOLVE})
-        with anyio.fail_after(120):
-            while (await stage.get(created))["timings"]["ended_s"] is None:  # noqa: ASYNC110
-                await anyio.sleep(0.05)
+
+        async def ended() -> bool:
+            return (await stage.get(created))["timings"]["ended_s"] is not None
+
+        await wait_until(ended)
         before = await spans_of(stage.control, created["episode_id"])
         path = f"/episodes/{created['episode_id']}/regrade"
         assert (await stage.control.post(path, json={"regrade_id": "r1"})).status_code == 200

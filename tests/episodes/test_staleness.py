@@ -17,6 +17,8 @@ import pytest
 from conversation import END
 from gate_support import Prompted, Said, Stage, says, staged
 
+from waiting import wait_until
+
 pytestmark = pytest.mark.anyio
 
 BOUND = {"max_versions": 1}
@@ -41,22 +43,24 @@ async def serve(stage: Stage, *versions: str) -> None:
 
 
 async def ended(stage: Stage, episode: Episode) -> Episode:
-    with anyio.fail_after(30):
-        while True:
-            shown: Episode = await stage.get(episode)
-            if shown["status"] in ("completed", "failed", "cancelled", "timed_out", "truncated"):
-                return shown
-            await anyio.sleep(0.01)
+    async def over() -> Episode | None:
+        shown: Episode = await stage.get(episode)
+        return shown if shown["status"] in ("completed", "failed", "cancelled", "timed_out", "truncated") else None
+
+    shown = await wait_until(over)
+    assert shown is not None
+    return shown
 
 
-def held(go: anyio.Event, *before: list[int], after: list[int]) -> Any:
-    """An answer whose end waits for ``go``; an abort ends it at once."""
+def held(go: anyio.Event, *before: list[int], after: list[int], said: anyio.Event | None = None) -> Any:
+    """An answer whose end waits for ``go``; an abort ends it at once. ``said``: set when ``before`` was taken."""
 
     async def answer(call: Prompted) -> AsyncIterator[Said | Exception]:
         for chunk in before:
             yield Said(chunk)
-        while not (go.is_set() or call.aborted.is_set()):  # noqa: ASYNC110 - either of two events
-            await anyio.sleep(0.005)
+        if said is not None:
+            said.set()
+        await wait_until(lambda: go.is_set() or call.aborted.is_set())
         yield Said(after, "stop") if go.is_set() else Said([], "abort")
 
     return answer
@@ -65,8 +69,8 @@ def held(go: anyio.Event, *before: list[int], after: list[int]) -> Any:
 @asynccontextmanager
 async def calling(stage: Stage, episode: Episode, *, stream: bool = True) -> AsyncIterator[anyio.Event]:
     """A call of the episode is in flight; its first tokens are there. Set the event to let it end."""
-    go = anyio.Event()
-    stage.engine.answers = [held(go, stage.encode("hm"), after=stage.encode(f" {END}"))]
+    go, said = anyio.Event(), anyio.Event()
+    stage.engine.answers = [held(go, stage.encode("hm"), after=stage.encode(f" {END}"), said=said)]
     count = len(stage.engine.calls)
 
     async def call() -> None:
@@ -78,10 +82,8 @@ async def calling(stage: Stage, episode: Episode, *, stream: bool = True) -> Asy
     refused: list[openai.APIError] = []
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(call)
-        with anyio.fail_after(30):
-            while len(stage.engine.calls) == count:  # noqa: ASYNC110 - a list, not an event
-                await anyio.sleep(0.005)
-        await anyio.sleep(0.02)
+        await wait_until(lambda: len(stage.engine.calls) > count)
+        await said.wait()
         yield go
         go.set()
     stage.engine.answers = [says(stage.encode(f"hm {END}"))]

@@ -13,6 +13,7 @@ from light import SOLVE, TASK, light_work
 
 from turnstile import AsyncClient
 from turnstile.models import EpisodeStatus
+from waiting import wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -59,8 +60,7 @@ async def test_launched_agents_whose_weights_change_are_refilled_and_every_token
 
         async def train() -> None:
             """Two updates while the first calls of three episodes are in flight."""
-            while engine.open < 3:  # noqa: ASYNC110 - a number, not an event
-                await anyio.sleep(0.01)
+            await wait_until(lambda: engine.open >= 3)
             for version in ("v2", "v3"):
                 await client.update_weights("/w", version)
             engine.go.set()

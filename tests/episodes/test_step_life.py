@@ -21,6 +21,7 @@ from turnstile_server.episodes.plan import Plan, forked
 from turnstile_server.errors import FileProblem, SandboxUnavailable, Unprocessable
 from turnstile_server.grading.protocol import Grade, Work
 from turnstile_server.tasks.model import Task
+from waiting import wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -51,9 +52,7 @@ async def begin(server: EpisodeServer, **fields: Any) -> dict[str, Any]:
 async def agent(server: EpisodeServer, step: int) -> FakeProcess:
     """That of a step, once it runs, after a model call."""
     await server.provider.agent()
-    with anyio.fail_after(60):
-        while len(server.provider.made[0].processes) <= step:  # noqa: ASYNC110 - several ways lead here
-            await anyio.sleep(0.005)
+    await wait_until(lambda: len(server.provider.made[0].processes) > step)
     process = server.provider.made[0].processes[step]
     assert (await server.think(process)).status_code == 200
     return process
@@ -234,7 +233,7 @@ async def test_a_step_that_has_not_begun_is_not_judged(server: EpisodeServer) ->
     await setting_up.wait()
     async with anyio.create_task_group() as finishing:
         finishing.start_soon(server.stage.post, created, "finish")
-        await anyio.sleep(0.1)
+        await server.stop_requested(created)
         go.set()
     shown = await server.ended(created)
     assert asked == ["Do step one."]

@@ -27,6 +27,7 @@ from turnstile_server.gate.episode_limits import ConversationHeaders
 from turnstile_server.observability.otel import ModelNames, TraceExport
 from turnstile_server.settings import TracingSettings
 from turnstile_server.trace_context import TraceContext, is_traceparent
+from waiting import wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -50,9 +51,7 @@ class Collector:
 
     async def episodes(self, count: int = 1) -> list[OtlpSpan]:
         """All spans, once so many episodes have come."""
-        with anyio.fail_after(30):
-            while sum(span.name.startswith("episode ") for span in self.spans) < count:  # noqa: ASYNC110
-                await anyio.sleep(0.02)
+        await wait_until(lambda: sum(span.name.startswith("episode ") for span in self.spans) >= count)
         return self.spans
 
 
@@ -247,9 +246,7 @@ async def test_a_collector_that_hangs_costs_traces_and_nothing_else(
         for number in range(4):
             for status in (EpisodeStatus.RUNNING, EpisodeStatus.COMPLETED, EpisodeStatus.COMPLETED):
                 await send.send(EPISODE.model_copy(update={"episode_id": f"e{number}", "status": status}))
-        with anyio.fail_after(20):
-            while "2 episodes were not exported" not in caplog.text:  # noqa: ASYNC110
-                await anyio.sleep(0.01)
+        await wait_until(lambda: "2 episodes were not exported" in caplog.text)
         assert exporter.asked.is_set()
         if not slow:
             exporter.go.set()

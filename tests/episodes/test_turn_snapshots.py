@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from turnstile_server.episodes import snapshot_store
 from turnstile_server.episodes.kept_files import KeptFile
 from turnstile_server.episodes.snapshot_store import SnapshotStore
 from turnstile_server.settings import EpisodeSettings
+from waiting import wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -146,16 +148,21 @@ async def test_who_goes_while_an_old_snapshot_makes_way_leaves_no_file_behind(
     store = SnapshotStore(folder, EpisodeSettings(keep_snapshot_bytes=1 << 16), spare_bytes=0)
     await store.open()
     write = snapshot_store.write_durably
+    begun, may_write = threading.Semaphore(0), threading.Semaphore(0)
 
     def slow(path: Path, data: bytes) -> KeptFile:
-        time.sleep(0.2)
+        begun.release()
+        assert may_write.acquire(timeout=60)
         return write(path, data)
 
     monkeypatch.setattr(snapshot_store, "write_durably", slow)
     for number in range(4):
         info = SnapshotInfo(snapshot_id=f"snap_{number}", episode_id="ep_1", turn_id=None, at=time.time(), bytes=0)
-        with anyio.move_on_after(0.05):
-            await store.keep(info, {"/workspace": os.urandom(40_000)})
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(store.keep, info, {"/workspace": os.urandom(40_000)})
+            await wait_until(lambda: begun.acquire(blocking=False))
+            tasks.cancel_scope.cancel()
+            may_write.release()
     assert [path.stem for path in folder.iterdir()] == [one.snapshot_id for one in store.of("ep_1")] == ["snap_3"]
 
 
