@@ -18,14 +18,16 @@ import httpx
 import pytest
 from mcp.shared.exceptions import MCPError
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, KNOWN_PROTOCOL_VERSIONS
+from stepped_clock import loop_clock
 from subprocess_sandbox import SubprocessSandbox
-from tools_support import LOCAL, Episodes, McpStage, PlayedEpisode, alive, mcp_stage, text_of, wait_until
+from tools_support import LOCAL, Episodes, McpStage, PlayedEpisode, alive, mcp_stage, text_of
 
 from turnstile_server.http.intake import Intake
 from turnstile_server.http.stopping import Stopping
 from turnstile_server.settings import GateSettings, ToolSettings
 from turnstile_server.tools.endpoint import McpEndpoint
 from turnstile_server.tools.toolbox import Toolbox
+from waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -66,7 +68,7 @@ async def http_of(
     stage: McpStage, episode: PlayedEpisode, key: str | None = None
 ) -> AsyncIterator[httpx.AsyncClient]:
     headers = {**ACCEPT, "authorization": f"Bearer {key or episode.key}"}
-    async with httpx.AsyncClient(base_url=stage.tool_url(episode), headers=headers, timeout=30) as http:
+    async with httpx.AsyncClient(base_url=stage.tool_url(episode), headers=headers, timeout=PATIENCE_S) as http:
         yield http
 
 
@@ -202,7 +204,7 @@ async def test_the_key_is_taken_from_any_header_that_agents_use(
 
 
 async def _post(url: str, headers: dict[str, str], body: Any = None) -> httpx.Response:
-    async with httpx.AsyncClient(timeout=30) as http:
+    async with httpx.AsyncClient(timeout=PATIENCE_S) as http:
         return await http.post(url, json=body or initialize(), headers={**ACCEPT, **headers})
 
 
@@ -418,14 +420,14 @@ async def test_more_sessions_than_allowed_are_refused_until_one_ends_and_logged_
 
 
 async def test_a_session_that_is_idle_too_long_is_closed(tmp_path: Path) -> None:
-    async with mcp_stage(tmp_path, session_idle_s=0.1) as stage:
+    async with mcp_stage(tmp_path, session_idle_s=60) as stage:
         episode = stage.episodes.begin("e1", None)
         async with http_of(stage, episode) as http:
             headers = await session_of(http)
-            status = 200
-            while status != 404:
-                await anyio.sleep(0.2)
-                status = (await http.post("", json=request("ping"), headers=headers)).status_code
+            assert (await http.post("", json=request("ping"), headers=headers)).status_code == 200
+            with loop_clock() as clock:
+                await clock.let_pass(100)
+            assert (await http.post("", json=request("ping"), headers=headers)).status_code == 404
 
 
 async def test_more_requests_at_once_than_allowed_are_429(tmp_path: Path, sandbox: SubprocessSandbox) -> None:
@@ -447,7 +449,7 @@ async def test_a_refusal_that_needs_no_body_reaches_a_client_that_still_sends_it
 
         def asked() -> int:
             # As simple clients do: everything is sent before anything is read, and the connection is not kept.
-            with contextlib.closing(HTTPConnection(str(at.hostname), at.port, timeout=30)) as client:
+            with contextlib.closing(HTTPConnection(str(at.hostname), at.port, timeout=PATIENCE_S)) as client:
                 client.request("POST", at.path, bytes(8 << 20), {"connection": "close"})
                 return client.getresponse().status
 

@@ -19,11 +19,12 @@ import pytest
 from mcp import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from subprocess_sandbox import SubprocessSandbox
-from tools_support import McpStage, PlayedEpisode, alive, mcp_stage, text_of, wait_until
+from tools_support import McpStage, PlayedEpisode, alive, mcp_stage, text_of
 from typer.testing import CliRunner
 
 from turnstile.cli.app import app
 from turnstile_server.demo.local_server import LocalServer, serve
+from waiting import wait_until
 
 pytestmark = pytest.mark.anyio
 ERAS = pytest.mark.parametrize("mode", ["legacy", "2026-07-28", "auto"])

@@ -15,6 +15,7 @@ from turnstile_server.errors import Gone, TaskFailed
 from turnstile_server.settings import ToolSettings
 from turnstile_server.tools.protocol import EpisodeTools, Progress, ServedTool, ToolResult, ToolSpec
 from turnstile_server.tools.toolbox import Toolbox
+from waiting import PATIENCE_S
 
 pytestmark = pytest.mark.anyio
 
@@ -125,7 +126,7 @@ async def test_a_tool_that_never_returns_is_stopped_in_its_own_time_or_the_serve
         await anyio.sleep_forever()
         raise AssertionError
 
-    with anyio.fail_after(5):
+    with anyio.fail_after(PATIENCE_S):
         own = await called(Echo(hang, timeout_s=0.05), word="a")
         servers = await called(Echo(hang), ToolSettings(own_timeout_s=0.07), word="a")
     assert (own.is_error, own.text) == (True, "echo took longer than its limit of 0.05 s")

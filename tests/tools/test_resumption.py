@@ -13,10 +13,11 @@ import httpx
 import pytest
 from mcp_types import JSONRPCNotification, JSONRPCResponse
 from subprocess_sandbox import SubprocessSandbox
-from tools_support import McpStage, PlayedEpisode, alive, mcp_stage, text_of, wait_until
+from tools_support import McpStage, PlayedEpisode, alive, mcp_stage, text_of
 
 from turnstile_server.settings import ToolSettings
 from turnstile_server.tools.events import SessionEvents
+from waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -33,8 +34,7 @@ class Caller:
         self.folder = anyio.Path(sandbox.workdir)
 
     async def pid(self) -> int:
-        while not await (self.folder / "pid").exists():  # noqa: ASYNC110 - it is written by another process
-            await anyio.sleep(0.01)
+        await wait_until((self.folder / "pid").exists)
         return int(await (self.folder / "pid").read_text())
 
     async def go(self) -> None:
@@ -85,7 +85,7 @@ async def calling(
     client = {"name": "test", "version": "1"}
     params = {"protocolVersion": version, "capabilities": {}, "clientInfo": client}
     opening = {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params}
-    async with httpx.AsyncClient(base_url=stage.tool_url(episode), headers=accept, timeout=30) as http:
+    async with httpx.AsyncClient(base_url=stage.tool_url(episode), headers=accept, timeout=PATIENCE_S) as http:
         opened = await http.post("", json=opening)
         headers = {"mcp-session-id": opened.headers["mcp-session-id"], "mcp-protocol-version": version}
         caller = Caller(http, sandbox, headers)
@@ -322,7 +322,7 @@ async def test_bytes_and_time_are_bounds_too() -> None:
     assert not events.knows(large)
     old = events.store("2", None)
     events.store("2", message(None))
-    await anyio.sleep(0.01)
+    await anyio.sleep(0.01)  # so that the clock goes on
     events.store("3", None)
     assert not events.knows(old)
 

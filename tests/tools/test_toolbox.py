@@ -10,13 +10,14 @@ from typing import Any
 import anyio
 import pytest
 from subprocess_sandbox import SubprocessSandbox
-from tools_support import PlayedEpisode, alive, wait_until
+from tools_support import PlayedEpisode, alive
 
 from turnstile_server.errors import Gone
 from turnstile_server.settings import ToolSettings
 from turnstile_server.tools.functions import cut_middle, lines_from, numbered
 from turnstile_server.tools.protocol import ToolResult
 from turnstile_server.tools.toolbox import Toolbox
+from waiting import wait_until
 
 pytestmark = pytest.mark.anyio
 

@@ -18,6 +18,7 @@ from turnstile_server.sandboxes.protocol import Command, Sandbox, SandboxLimits,
 from turnstile_server.settings import SandboxSettings, ToolSettings
 from turnstile_server.tools.protocol import ToolResult
 from turnstile_server.tools.toolbox import Toolbox
+from waiting import wait_until
 
 pytestmark = pytest.mark.anyio
 SPEC = SandboxSpec(SandboxLimits(memory_bytes=256 << 20, cpus=1.0, pids=64, disk_bytes=16 << 20))
@@ -76,12 +77,18 @@ async def test_a_cancelled_call_leaves_no_process_in_the_sandbox(sandbox: Sandbo
     table = Table(sandbox)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(table.toolbox.call, table.episode, "bash", {"command": "touch begun; sleep 1234"})
-        while (await table("bash", command="test -e begun")).text != "[exit status 0]":  # noqa: ASYNC110 - nothing tells of it
-            await anyio.sleep(0.01)
+
+        async def begun() -> bool:
+            return (await table("bash", command="test -e begun")).text == "[exit status 0]"
+
+        await wait_until(begun)
         tasks.cancel_scope.cancel()
     find = Command(("sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' ' ' | grep -c '[s]leep 1234'"))
-    while (await sandbox.exec(find)).stdout != b"0\n":  # noqa: ASYNC110 - nothing tells of it
-        await anyio.sleep(0.01)
+
+    async def none_left() -> bool:
+        return (await sandbox.exec(find)).stdout == b"0\n"
+
+    await wait_until(none_left)
 
 
 @pytest.fixture

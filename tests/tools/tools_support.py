@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +30,7 @@ from turnstile_server.spans import OpenSpan, SpanRecorder
 from turnstile_server.tools.endpoint import McpEndpoint
 from turnstile_server.tools.protocol import ServedTool
 from turnstile_server.tools.toolbox import Toolbox
+from waiting import PATIENCE_S
 
 KEYS = EpisodeKeys(b"k" * 32)
 LOCAL = OriginRules.of("gate", GateSettings())
@@ -123,7 +124,7 @@ class McpStage:
         url = f"http://sandbox/e/{episode.episode_id}/mcp" if unix else self.tool_url(episode)
         headers = {"authorization": f"Bearer {key or episode.key}"}
         async with (
-            httpx2.AsyncClient(headers=headers, transport=transport, timeout=30) as http,
+            httpx2.AsyncClient(headers=headers, transport=transport, timeout=PATIENCE_S) as http,
             Client(
                 streamable_http_client(url, http_client=http), mode=mode, logging_callback=logging_callback
             ) as client,
@@ -181,9 +182,3 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
-
-
-async def wait_until(true: Callable[[], bool]) -> None:
-    """Returns when ``true()`` holds; the test's own time-out bounds it."""
-    while not true():  # noqa: ASYNC110 - what is waited for is in another process
-        await anyio.sleep(0.01)

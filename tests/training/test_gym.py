@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +25,7 @@ import turnstile.gym
 from training_support import SLOW_S, TrainerServer, trainer_server
 from turnstile import Client, InvalidRequest, ServerUnavailable, Timeout, TurnstileError
 from turnstile.gym import AgentEnv, EpisodeFailed, PromptTooLong, pack
+from waiting import wait_until_sync
 
 END = "<|im_end|>"
 TASKS = ["sum-1", "sum-2", "sum-4"]
@@ -314,9 +314,7 @@ def test_a_killed_environment_leaves_no_episode_open(tiny_model: Path, tmp_path:
             timeout=SLOW_S,
         )
         assert (killed.returncode, killed.stdout) == (-signal.SIGKILL, b"waiting\n")
-        deadline = time.monotonic() + SLOW_S
-        while open_episodes(server) and time.monotonic() < deadline:
-            time.sleep(0.1)
+        wait_until_sync(lambda: not open_episodes(server))
         with Client(server.url, key=server.key) as client:
             (episode,) = client.episodes()
     assert episode.status == "failed"

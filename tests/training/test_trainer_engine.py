@@ -12,6 +12,7 @@ from typing import Any
 import anyio
 import numpy as np
 import pytest
+from stepped_clock import loop_clock
 
 from turnstile.models import WeightSpan
 from turnstile_server.engines.protocol import CallOrigin, Completion, EngineChunk, EngineSampling
@@ -84,8 +85,7 @@ async def parked(
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(lambda: caller.run(engine, rid, episode, **fields))
         await engine.parked(episode)
-        with anyio.fail_after(30):
-            yield caller
+        yield caller
 
 
 async def test_a_call_waits_for_its_completion_and_gets_exactly_that(engine: TrainerEngine) -> None:
@@ -264,15 +264,18 @@ async def test_a_call_that_nobody_answers_in_time_fails_with_the_setting_by_name
 
 
 async def test_a_pause_stops_the_time_out_and_takes_completions(model: Path) -> None:
-    engine = TrainerEngine(model, EngineSettings(kind="trainer", completion_timeout_s=0.05))
+    engine = TrainerEngine(model, EngineSettings(kind="trainer", completion_timeout_s=60))
     await engine.pause("retract")
     assert (await engine.state()).paused
     async with parked(engine) as caller:
-        await anyio.sleep(0.3)
+        with loop_clock() as clock:
+            await clock.let_pass(600)
         await engine.complete("ep_1", "call_1", sampled(STOP))
     assert len(caller.chunks) == 1
     async with parked(engine, rid="call_2") as caller:
         await engine.resume()
+        with loop_clock() as clock:
+            await clock.pass_until(lambda: caller.error)
     assert isinstance(caller.error, EngineTimeout)
 
 

@@ -8,6 +8,7 @@ import shutil
 import signal
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,13 @@ import anyio.to_thread
 import httpx
 import openai
 import pytest
+from gate_support import requests_begun
 from openai.types.chat import ChatCompletion
 
 from control_support import KEY, Door, OpenDoor, engine, open_door
 from training_support import GO, SLOW_S, TrainerServer, trainer_server
 from turnstile_server.demo.local_server import LocalServerError, serve
+from waiting import wait_until
 
 __all__ = ["engine", "open_door"]
 
@@ -250,7 +253,9 @@ async def test_the_trainer_is_told_what_is_wrong_and_nothing_is_lost(
     await http.post(f"/episodes/{created['episode_id']}/cancel")
 
 
-async def test_a_call_is_told_as_soon_as_it_is_made(tiny_model: Path, tmp_path: Path) -> None:
+async def test_a_call_is_told_as_soon_as_it_is_made(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Not at the end of the wait, which is far longer than this test."""
     wait_s = 10 * SLOW_S
     control = {"port": 0, "key": KEY, "max_wait_s": wait_s}
@@ -258,16 +263,17 @@ async def test_a_call_is_told_as_soon_as_it_is_made(tiny_model: Path, tmp_path: 
     with trainer_server(tiny_model, tmp_path, control=control) as server:
         async with server.http() as http:
             created = await episode(http)
+            begun = requests_begun(monkeypatch)
 
             async def wait() -> None:
                 shown.append(await pending(http, created, wait_s))
 
             async with anyio.create_task_group() as waiting:
                 waiting.start_soon(wait)
-                await anyio.sleep(0.2)
+                await wait_until(lambda: begun)
+                assert (await pending(http, created, wait=0))["calls"] == []
                 async with asking(created):
-                    while not shown:  # noqa: ASYNC110 - the other task appends
-                        await anyio.sleep(0.02)
+                    await wait_until(lambda: shown)
                     await complete(http, created, call_id=shown[0]["calls"][0]["call_id"], text="Hi.")
     assert len(shown[0]["calls"]) == 1
 
@@ -294,9 +300,10 @@ async def test_unknown_calls_and_episodes_are_404(server: TrainerServer, http: h
 
 @pytest.mark.parametrize("end", ["cancel", "finish", "delete"])
 async def test_an_episodes_end_answers_who_waits_and_releases_its_calls(
-    server: TrainerServer, http: httpx.AsyncClient, end: str
+    server: TrainerServer, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
     created = await episode(http)
+    begun = requests_begun(monkeypatch)
     path = f"/episodes/{created['episode_id']}"
     seen: list[Any] = []
 
@@ -305,7 +312,8 @@ async def test_an_episodes_end_answers_who_waits_and_releases_its_calls(
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(wait)
-        await anyio.sleep(0.1)
+        await wait_until(lambda: begun)
+        assert (await pending(http, created, wait=0))["calls"] == []
         await (http.delete(path) if end == "delete" else http.post(f"{path}/{end}"))
     if end == "delete":  # a moment between its end and its deletion may be seen
         assert seen[0].status_code == 404 or seen[0].json()["status"] == "cancelled"
@@ -331,12 +339,18 @@ async def test_an_agent_that_hangs_up_releases_its_call(server: TrainerServer, h
     created = await episode(http)
     url = f"{created['model_url']}/v1/chat/completions"
     headers = {"authorization": f"Bearer {created['episode_key']}"}
-    async with httpx.AsyncClient(headers=headers) as agent:
-        with pytest.raises(httpx.ReadTimeout):
-            await agent.post(url, json={"model": "m", "messages": GO}, timeout=httpx.Timeout(20, read=0.5))
-    with anyio.fail_after(20):
-        while (await pending(http, created, wait=0))["calls"]:  # noqa: ASYNC110 - the server is another thread
-            await anyio.sleep(0.02)
+
+    async def waiting_calls() -> list[Any]:
+        return list((await pending(http, created, wait=0))["calls"])
+
+    async def none_waits() -> bool:
+        return not await waiting_calls()
+
+    async with httpx.AsyncClient(headers=headers, timeout=None) as agent, anyio.create_task_group() as tasks:
+        tasks.start_soon(partial(agent.post, url, json={"model": "m", "messages": GO}))
+        await wait_until(waiting_calls)
+        tasks.cancel_scope.cancel()
+    await wait_until(none_waits)
 
 
 async def test_an_agents_call_that_nobody_completes_ends_with_a_clear_error(
@@ -352,7 +366,9 @@ async def test_an_agents_call_that_nobody_completes_ends_with_a_clear_error(
     assert "engine.completion_timeout_s" in asked.error.message
 
 
-async def test_stopping_the_server_releases_agent_and_trainer(tiny_model: Path, tmp_path: Path) -> None:
+async def test_stopping_the_server_releases_agent_and_trainer(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     told_last: list[dict[str, Any]] = []
     grace = {"shutdown_grace_s": 3 * SLOW_S}  # whoever is not released is waited for this long
     running = trainer_server(tiny_model, tmp_path, **grace)
@@ -365,9 +381,11 @@ async def test_stopping_the_server_releases_agent_and_trainer(tiny_model: Path, 
                 told_last.append(await pending(own, other, 50))
 
         async with asking(created) as asked, anyio.create_task_group() as tasks:
-            tasks.start_soon(wait)
             assert (await pending(http, created))["calls"]
-            await anyio.sleep(0.2)
+            begun = requests_begun(monkeypatch)
+            tasks.start_soon(wait)
+            await wait_until(lambda: begun)
+            assert (await pending(http, other, wait=0))["calls"] == []
             await anyio.to_thread.run_sync(running.__exit__, None, None, None)
     assert asked.error is not None
     assert told_last[0]["calls"] == []
