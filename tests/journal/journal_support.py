@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,15 +69,6 @@ def pieces(directory: Path) -> list[FoundRecord | DamagedBytes]:
 def drop_index(directory: Path) -> None:
     for path in directory.glob("segment-*.tsi"):
         path.unlink()
-
-
-async def eventually(holds: Callable[[], Awaitable[bool]]) -> None:
-    """Waits until ``holds``; fails after half a minute."""
-    for _ in range(6000):
-        if await holds():
-            return
-        await asyncio.sleep(0.005)
-    raise AssertionError("it never came true")
 
 
 def summaries(directory: Path) -> list[Path]:

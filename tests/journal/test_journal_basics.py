@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sys
 import threading
@@ -11,10 +12,11 @@ from pathlib import Path
 import anyio
 import numpy as np
 import pytest
-from journal_support import FaultyFiles, eventually, numbers, pieces, segment_files, small, state, turn
+from journal_support import FaultyFiles, numbers, pieces, segment_files, small, state, turn
 
 from turnstile_server.errors import JournalUnavailable, StartupError
 from turnstile_server.journal import FileJournal, Journal, Record, RecordType
+from waiting import wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -92,7 +94,7 @@ async def test_append_soon_keeps_its_place_and_is_stored_within_its_window(tmp_p
     async def stored() -> bool:
         return numbers(await journal.read("e")) == [0, 1, 2]
 
-    await eventually(stored)
+    await wait_until(stored)
     journal.append_soon(turn("e", 3))
     await journal.flush()
     assert numbers(await journal.read("e")) == [0, 1, 2, 3]
@@ -237,13 +239,14 @@ async def test_an_abandoned_open_gives_the_directory_back(tmp_path: Path) -> Non
     opening.cancel()
     with pytest.raises(asyncio.CancelledError):
         await opening
-    async with asyncio.timeout(60):
-        while True:
-            try:
-                journal = await FileJournal.open(tmp_path, small())
-                break
-            except StartupError:
-                await asyncio.sleep(0.01)
+
+    async def reopened() -> FileJournal | None:
+        with contextlib.suppress(StartupError):
+            return await FileJournal.open(tmp_path, small())
+        return None
+
+    journal = await wait_until(reopened)
+    assert journal is not None
     await journal.close()
 
 

@@ -14,7 +14,6 @@ from journal_support import (
     FaultyFiles,
     QuotaFiles,
     drop_index,
-    eventually,
     numbers,
     pieces,
     segment_files,
@@ -29,6 +28,7 @@ from turnstile_server.errors import JournalUnavailable
 from turnstile_server.journal import FileJournal
 from turnstile_server.journal.files import FileOps, RealFiles
 from turnstile_server.journal.segments import FoundRecord
+from waiting import wait_until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("way")]
 
@@ -299,7 +299,7 @@ async def test_while_summaries_cannot_be_written_everything_goes_on_and_the_next
     async def summary_failed() -> bool:
         return journal.stats.index_failures > 1
 
-    await eventually(summary_failed)
+    await wait_until(summary_failed)
     assert numbers(await journal.read("e")) == list(range(20))
     await journal.close()
     assert summaries(tmp_path) == []

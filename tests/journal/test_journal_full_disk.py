@@ -10,11 +10,12 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
-from journal_support import eventually, numbers, segment_files, small, state, summaries, turn
+from journal_support import numbers, segment_files, small, state, summaries, turn
 
 from real_disk import ext4, fill, remount, take_inodes, tmpfs
 from turnstile_server.errors import JournalUnavailable
 from turnstile_server.journal import FileJournal, RecordType
+from waiting import wait_until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("way")]
 
@@ -79,14 +80,14 @@ async def test_a_journal_opens_on_a_disk_without_a_byte_and_reads_deletes_and_re
     async def told() -> bool:
         return journal.refusal is not None and "No space left" in journal.refusal
 
-    await eventually(told)
+    await wait_until(told)
     for name in names[:4]:
         await journal.delete(name)
 
     async def recovered() -> bool:
         return journal.refusal is None
 
-    await eventually(recovered)
+    await wait_until(recovered)
     await journal.append(turn("after", 0, items=3000))
     await journal.close()
     journal = await opened(disk / "journal")
@@ -108,7 +109,7 @@ async def test_a_full_disk_stays_refused_keeps_its_reserve_and_is_told_until_the
     async def held() -> bool:
         return reserve.exists()
 
-    await eventually(held)
+    await wait_until(held)
     await journal.append(turn("e", 0))
     ballast = fill(disk)
     before = reserve.stat()
@@ -133,7 +134,7 @@ async def test_a_full_disk_stays_refused_keeps_its_reserve_and_is_told_until_the
     async def recovered() -> bool:
         return journal.refusal is None and reserve.exists() and not (disk / "journal" / "probe").exists()
 
-    await eventually(recovered)
+    await wait_until(recovered)
     await journal.append(turn("big", 0, items=30_000))
     await journal.close()
 
@@ -166,7 +167,7 @@ async def test_a_disk_that_another_fills_while_nobody_appends_is_told_before_an_
     async def told() -> bool:
         return journal.refusal is not None and "are to stay free" in journal.refusal
 
-    await eventually(told)
+    await wait_until(told)
     with pytest.raises(JournalUnavailable):
         await journal.append(turn("e", 1))
     ballast.unlink()
@@ -174,7 +175,7 @@ async def test_a_disk_that_another_fills_while_nobody_appends_is_told_before_an_
     async def recovered() -> bool:
         return journal.refusal is None
 
-    await eventually(recovered)
+    await wait_until(recovered)
     await journal.append(turn("e", 2))
     assert await turns_of(journal, "e") == [0, 2]
     await journal.close()
@@ -218,7 +219,7 @@ async def test_a_disk_that_becomes_read_only_refuses_reads_on_and_recovers(tmp_p
         async def recovered() -> bool:
             return journal.refusal is None
 
-        await eventually(recovered)
+        await wait_until(recovered)
         await journal.append(turn("e", 2))
         await journal.delete(names[0])
         await journal.close()

@@ -17,6 +17,7 @@ from journal_support import FaultyFiles, numbers, segment_files, small, turn
 
 from turnstile_server.errors import JournalUnavailable
 from turnstile_server.journal import FileJournal
+from waiting import wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -64,8 +65,7 @@ async def rested(journal: FileJournal) -> None:
         with journal._commit._changed:  # it says what it does only while it holds the lock
             return journal._commit._busy
 
-    while at_work():  # noqa: ASYNC110 - the thread tells nobody
-        await asyncio.sleep(0.001)
+    await wait_until(lambda: not at_work())
 
 
 async def test_the_event_loop_writes_small_records_and_the_thread_large_ones(tmp_path: Path) -> None:
@@ -113,8 +113,7 @@ async def test_records_that_nothing_waits_for_are_written_in_time_although_nothi
     files = Witness()
     journal = await opened(tmp_path, files, soon_window_s=0.02, index_lag_s=60)
     journal.append_soon(turn("e", 1))
-    while not files.writers:  # noqa: ASYNC110 - the test's time limit ends it
-        await asyncio.sleep(0.005)
+    await wait_until(lambda: files.writers)
     assert files.writers == [THREAD]
     await journal.close()
 
@@ -126,7 +125,8 @@ async def test_while_the_thread_writes_everything_queues_behind_it(tmp_path: Pat
     appends = [asyncio.ensure_future(journal.append(turn("e", 1, items=2000)))]
     await asyncio.to_thread(files.at_gate.wait, 20)
     appends += [asyncio.ensure_future(journal.append(turn("e", number))) for number in range(2, 6)]
-    await asyncio.sleep(0.01)
+    for _ in range(20):
+        await asyncio.sleep(0)
     assert not any(append.done() for append in appends)
     files.gate.set()
     await asyncio.gather(*appends)
@@ -191,8 +191,7 @@ async def test_a_record_that_the_disk_refused_the_event_loop_sends_the_next_ones
 async def test_what_the_event_loop_wrote_is_indexed_in_time(tmp_path: Path) -> None:
     journal = await opened(tmp_path, Witness(), index_lag_s=0.01)
     await journal.append(turn("e", 1))
-    while journal._unindexed.snapshot():  # noqa: ASYNC110 - the test's time limit ends it
-        await asyncio.sleep(0.005)
+    await wait_until(lambda: not journal._unindexed.snapshot())
     assert numbers(await journal.read("e")) == [0, 1]
     await journal.close()
 

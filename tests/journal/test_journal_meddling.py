@@ -8,10 +8,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from journal_support import eventually, numbers, segment_files, small, state, turn
+from journal_support import numbers, segment_files, small, state, turn
 
 from turnstile_server.errors import JournalUnavailable
 from turnstile_server.journal import FileJournal
+from waiting import wait_until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("way")]
 
@@ -103,7 +104,7 @@ async def test_a_directory_that_is_gone_stops_nothing_else_and_serves_again_when
     async def refuses() -> bool:
         return journal.refusal is not None and "removed or replaced" in journal.refusal
 
-    await eventually(refuses)
+    await wait_until(refuses)
     with pytest.raises(JournalUnavailable):
         await journal.apply_retention(0.0)
     with pytest.raises(JournalUnavailable, match="removed or replaced"):
@@ -113,7 +114,7 @@ async def test_a_directory_that_is_gone_stops_nothing_else_and_serves_again_when
     async def takes_turns() -> bool:
         return journal.refusal is None
 
-    await eventually(takes_turns)
+    await wait_until(takes_turns)
     await journal.append(turn("e", 2))
     assert numbers(await journal.read("e")) == [0, 2]
     await journal.close()

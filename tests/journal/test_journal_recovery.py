@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from journal_support import (
     drop_index,
-    eventually,
     numbers,
     pieces,
     segment_files,
@@ -22,6 +21,7 @@ from journal_support import (
 from turnstile_server.errors import StartupError
 from turnstile_server.journal import FileJournal, JournalStats, Record, RecordType
 from turnstile_server.journal.segments import FILE_HEADER, FoundRecord, encode, file_header, record_header
+from waiting import wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -287,7 +287,7 @@ async def test_under_process_durability_the_unsynced_segment_is_scanned_again(tm
     async def rotation_is_indexed() -> bool:
         return len(summaries(directory)) == 1
 
-    await eventually(rotation_is_indexed)
+    await wait_until(rotation_is_indexed)
     await asyncio.sleep(0.05)
     cut = tmp_path / "cut"
     shutil.copytree(directory, cut)

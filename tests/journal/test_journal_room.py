@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from journal_support import eventually, numbers, segment_files, small, state, turn
+from journal_support import numbers, segment_files, small, state, turn
 
 from real_disk import fill, tmpfs
 from turnstile_server.journal import FileJournal, Record, RecordType
@@ -15,6 +15,7 @@ from turnstile_server.journal.entries import RecordLocation
 from turnstile_server.journal.index import LastState
 from turnstile_server.journal.retention import DiskBounds, make_room
 from turnstile_server.settings import JournalSettings
+from waiting import wait_until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("way")]
 
@@ -176,7 +177,7 @@ async def test_the_disk_fills_and_is_freed_again_and_again(disk: Path) -> None:
         async def takes_turns() -> bool:
             return journal.refusal is None
 
-        await eventually(takes_turns)
+        await wait_until(takes_turns)
         assert await names(journal) == kept
     assert taken(disk) < MIB
     await journal.close()

@@ -22,6 +22,7 @@ from turnstile_server.workers.forward import ForwardedResponse
 from turnstile_server.workers.link import WorkerLink, WorkerRestarting
 from turnstile_server.workers.orders import WorkerOrders
 from turnstile_server.workers.socket_folder import private_folder, unix_socket
+from waiting import wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -32,6 +33,8 @@ class Worker:
     """A worker's control API: it tells what it was asked."""
 
     def __init__(self) -> None:
+        self.waits = anyio.Event()
+        """A call to ``/waits`` has come."""
         self.hung_up = anyio.Event()
         self.let_go = anyio.Event()
 
@@ -39,6 +42,7 @@ class Worker:
         request = Request(scope, receive)
         match request.url.path:
             case "/waits":
+                self.waits.set()
                 while (await receive())["type"] != "http.disconnect":
                     continue
                 self.hung_up.set()
@@ -156,7 +160,7 @@ async def test_a_caller_that_hangs_up_is_hung_up_on_at_the_worker() -> None:
     worker = Worker()
 
     async def receive() -> Any:
-        await anyio.sleep(0.2)
+        await worker.waits.wait()
         return {"type": "http.disconnect"}
 
     async def send(_: Any) -> None:
@@ -189,7 +193,7 @@ async def test_a_request_waits_for_a_worker_that_comes_and_not_for_ever(tmp_path
         assert up.is_set()
 
         async def come() -> None:
-            await anyio.sleep(0.2)
+            await wait_until(lambda: link.child.up.statistics().tasks_waiting)
             link.child.up.set()
 
         tasks.start_soon(come)

@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
@@ -23,17 +23,11 @@ from turnstile_server.journal.protocol import RecordType
 from turnstile_server.journal.reading import ReadOnlyJournal
 from turnstile_server.offline_app import open_offline_app
 from turnstile_server.settings import Settings
+from waiting import wait_until_sync
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 WAIT_S = 100
-
-
-def until(true: Callable[[], bool]) -> None:
-    ends = time.monotonic() + WAIT_S
-    while not true():
-        assert time.monotonic() < ends, "it does not come"
-        time.sleep(0.1)
 
 
 def is_there(pid: int) -> bool:
@@ -117,9 +111,9 @@ def test_a_worker_that_is_killed_loses_what_ran_there_and_nothing_else(tiny_mode
 
             talking = [threads.submit(talk, each) for each in [other, *running]]
             on_exit.callback(stop.set)
-            until(lambda: all(len(each.acknowledged) > 2 for each in [other, *running]))
+            wait_until_sync(lambda: all(len(each.acknowledged) > 2 for each in [other, *running]))
             os.kill(server.worker_pid(victim), signal.SIGKILL)
-            until(lambda: f"worker {victim} has ended" in (tmp_path / "server.log").read_text())
+            wait_until_sync(lambda: f"worker {victim} has ended" in (tmp_path / "server.log").read_text())
             # Whoever waits for the worker is answered by its next life.
             assert server.get(f"/episodes/{ended.episode_id}")["status"] == "completed"
             lost = [each for each in [other, *running] if server.owner(each) == victim]
@@ -129,7 +123,9 @@ def test_a_worker_that_is_killed_loses_what_ran_there_and_nothing_else(tiny_mode
                 found = server.get(f"/episodes/{each.episode_id}")
                 assert (found["status"], found["error"]["type"]) == ("failed", "server_restarted")
             before = [len(each.acknowledged) for each in kept]
-            until(lambda: all(len(each.acknowledged) > count for each, count in zip(kept, before, strict=True)))
+            wait_until_sync(
+                lambda: all(len(each.acknowledged) > count for each, count in zip(kept, before, strict=True))
+            )
             stop.set()
             for task in talking:
                 task.result()
@@ -158,7 +154,7 @@ def test_a_front_that_is_killed_takes_its_workers_along_and_the_next_server_has_
         pids = [server.worker_pid(number) for number in (0, 1)]
         server.process.kill()
         server.process.wait(WAIT_S)
-        until(lambda: not any(map(is_there, pids)))
+        wait_until_sync(lambda: not any(map(is_there, pids)))
     order = [each.episode_id for each in reversed(episodes)]
     # As many, one, three: whoever starts next shows all of them, in the same order.
     for workers in ("2", "1", "3"):
@@ -198,7 +194,7 @@ def test_a_worker_that_dies_too_often_is_given_up_and_the_others_serve_on(
     with whole_server(tiny_model, tmp_path / "data", "--workers", "2", **limits) as server:
         first, second = server.create(), server.create()
         os.kill(server.worker_pid(server.owner(first)), signal.SIGKILL)
-        until(lambda: "max_restarts" in server.http.get(f"/episodes/{first.episode_id}").text)
+        wait_until_sync(lambda: "max_restarts" in server.http.get(f"/episodes/{first.episode_id}").text)
         answer = server.http.get(f"/episodes/{first.episode_id}")
         assert (answer.status_code, answer.json()["error"]["type"]) == (503, "worker_restarting")
         second.call("on")

@@ -14,6 +14,7 @@ from gate_support import Stage, staged
 
 from turnstile.models import Episode, EpisodeCreated, EpisodeRequest, TaskRef
 from turnstile_server.testing.world_play import WorldAgent, WorldServer, play_agent, world_server
+from waiting import wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -67,10 +68,11 @@ async def test_each_turn_has_what_its_own_calls_were_given(server: WorldServer) 
     assert given == episode.turn_rewards
 
 
-async def until(stage: Stage, episode: dict[str, Any], status: str) -> None:
-    with anyio.fail_after(60):
-        while (await stage.get(episode))["status"] != status:  # noqa: ASYNC110 - the server is asked
-            await anyio.sleep(0.02)
+async def wait_for_status(stage: Stage, episode: dict[str, Any], status: str) -> None:
+    async def has_it() -> bool:
+        return bool((await stage.get(episode))["status"] == status)
+
+    await wait_until(has_it)
 
 
 async def test_rewards_of_turns_outlive_a_server_that_dies_while_it_grades(
@@ -85,14 +87,14 @@ async def test_rewards_of_turns_outlive_a_server_that_dies_while_it_grades(
 
     async with staged(tiny_model, tmp_path / "data", tasks={"sources": sources}) as stage:
         created = await stage.episode(task={"id": "slow"})
-        await until(stage, created, "running")
+        await wait_for_status(stage, created, "running")
         async with stage.agent(created) as model:
             await model.chat.completions.create(model="m", messages=[{"role": "user", "content": "Go."}])
         await play_agent(agent, "", created["tool_url"], created["episode_key"])
         [turn] = (await stage.get(created, "/turns"))["turns"]
         async with anyio.create_task_group() as group:
             group.start_soon(stage.post, created, "finish")
-            await until(stage, created, "grading")
+            await wait_for_status(stage, created, "grading")
             shutil.copytree(tmp_path / "data", tmp_path / "copy")
             (tmp_path / "copy").rename(killed)  # what a kill would leave; and the world goes on
     async with staged(tiny_model, killed) as stage:

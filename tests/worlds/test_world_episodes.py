@@ -14,6 +14,7 @@ import pytest
 
 from turnstile.models import Episode, EpisodeRequest, EpisodeStatus, Fault, TaskRef
 from turnstile_server.testing.world_play import WorldAgent, WorldServer, world_server
+from waiting import wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -303,9 +304,7 @@ async def test_an_episode_that_is_finished_before_its_world_is_there_has_no_rewa
 
 async def test_threads_of_worlds_that_return_end_with_their_episodes(server: WorldServer) -> None:
     episode = await server.play(nothing, task="counter")
-    with anyio.fail_after(10):
-        while _threads_of(episode):  # noqa: ASYNC110 - it ends in a thread
-            await anyio.sleep(0.01)
+    await wait_until(lambda: not _threads_of(episode))
 
 
 async def test_worlds_that_never_return_count_until_there_is_no_room() -> None:
@@ -318,9 +317,7 @@ async def test_worlds_that_never_return_count_until_there_is_no_room() -> None:
         assert "worlds.max_open" in refused.error.message
         _module(server).RELEASE.set()
         closed = _noted(server)
-        with anyio.fail_after(10):
-            while server.server.backends.worlds.open_worlds:  # noqa: ASYNC110 - it ends in a thread
-                await anyio.sleep(0.01)
+        await wait_until(lambda: not server.server.backends.worlds.open_worlds)
         assert "reset-blocks" in closed, "it is closed when its call has returned after all"
         assert (await server.play(nothing, task="counter")).reward == 0.0
 
