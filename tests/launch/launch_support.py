@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import anyio
-
 from turnstile_server.settings import EngineSettings, LaunchSettings
+from waiting import wait_until_sync
 
 TOY = Path(__file__).resolve().parent / "toy_engine"
 WAIT_S = 60.0
@@ -63,26 +60,11 @@ class Toy:
         return [Path(f"/proc/{pid}/cmdline").read_text() for pid in self.left()]
 
     def wait_gone(self) -> None:
-        end = time.monotonic() + WAIT_S
-        while self.left():
-            assert time.monotonic() < end, self.programs()
-            time.sleep(0.02)
-
-    def wait_for(self, condition: Callable[[], Any]) -> None:
-        end = time.monotonic() + WAIT_S
-        while not condition():
-            assert time.monotonic() < end
-            time.sleep(0.02)
+        wait_until_sync(lambda: not self.left(), "".join(self.programs()))
 
 
 def engine_settings(**changes: Any) -> EngineSettings:
     return EngineSettings(kind="sglang", **({"start_timeout_s": 60.0} | changes))
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    with anyio.fail_after(WAIT_S):
-        while not condition():  # noqa: ASYNC110 - other processes tell nobody
-            await anyio.sleep(0.02)
 
 
 def below(root: int) -> list[int]:

@@ -16,10 +16,11 @@ from typing import Any
 
 import anyio
 import pytest
-from launch_support import Toy, engine_settings, until
+from launch_support import Toy, engine_settings
 
 from turnstile_server.engines.launch.supervisor import EngineDown, EngineProcess, EngineUp
 from turnstile_server.errors import EngineUnavailable, StartupError
+from waiting import wait_until
 
 OWNER = Path(__file__).resolve().parent / "launch_owner.py"
 pytestmark = pytest.mark.anyio
@@ -72,7 +73,7 @@ async def test_it_answers_at_its_url_and_nothing_is_left_after_stop(toy: Toy) ->
         assert process.pid == toy.starts[0]
         assert process.url is not None
         assert process.url.startswith("http://127.0.0.1:")
-        await until(lambda: len(toy.left()) == 4)  # guardian, engine, its child, its orphan
+        await wait_until(lambda: len(toy.left()) == 4)  # guardian, engine, its child, its orphan
         with pytest.raises(RuntimeError, match="once"):
             await process.start()
     assert toy.left() == []
@@ -102,7 +103,7 @@ async def test_its_log_is_ours_with_its_name_and_without_what_a_terminal_obeys(
 ) -> None:
     with caplog.at_level(logging.INFO):
         async with started(toy) as process:
-            await until(lambda: process.last_lines)
+            await wait_until(lambda: process.last_lines)
     assert "sglang: loading \\u202eweights\\x07" in [record.getMessage() for record in caplog.records]
     assert process.last_lines == ["loading \\u202eweights\\x07"]
 
@@ -115,7 +116,7 @@ async def test_a_killed_engine_is_started_again_and_both_are_told(toy: Toy) -> N
         before = toy.left()
         assert process.pid is not None
         os.kill(process.pid, signal.SIGKILL)
-        await until(lambda: len(told.events) == 2)
+        await wait_until(lambda: len(told.events) == 2)
         down, up = told.events
         assert isinstance(down, EngineDown)
         assert isinstance(up, EngineUp)
@@ -129,7 +130,7 @@ async def test_an_engine_that_is_down_says_when_its_next_start_has_begun(toy: To
         toy.behave("never_ready")
         assert process.pid is not None
         os.kill(process.pid, signal.SIGKILL)
-        await until(lambda: len(toy.starts) == 2)
+        await wait_until(lambda: len(toy.starts) == 2)
         assert process.unavailable().message.endswith("It is being started again.")
 
 
@@ -140,7 +141,7 @@ async def test_a_killed_guardian_takes_the_engine_along_and_another_is_started(t
         before = set(toy.left())
         assert process.guardian_pid is not None
         os.kill(process.guardian_pid, signal.SIGKILL)
-        await until(lambda: len(told.events) == 2)
+        await wait_until(lambda: len(told.events) == 2)
         assert told.down.exit is not None
         assert told.down.exit.code is None
         assert not before & set(toy.left())
@@ -152,7 +153,7 @@ async def test_an_engine_that_flaps_is_given_up_with_its_last_lines(toy: Toy) ->
         toy.behave("fails", "CUDA error: device is lost")
         assert process.pid is not None
         os.kill(process.pid, signal.SIGKILL)
-        await until(lambda: told.events and told.down.restart_in_s is None)
+        await wait_until(lambda: told.events and told.down.restart_in_s is None)
         error = process.unavailable()
         assert isinstance(error, EngineUnavailable)
         assert "ended with code 3" in error.message
@@ -168,9 +169,9 @@ async def test_a_restart_that_fails_once_is_tried_again(toy: Toy) -> None:
         toy.behave("fails", "no memory yet")
         assert process.pid is not None
         os.kill(process.pid, signal.SIGKILL)
-        await until(lambda: len(told.events) == 2)
+        await wait_until(lambda: len(told.events) == 2)
         toy.forget("fails")
-        await until(lambda: isinstance(told.events[-1], EngineUp))
+        await wait_until(lambda: isinstance(told.events[-1], EngineUp))
         assert process.url == told.events[-1].url
         assert len(toy.starts) == 3
 
@@ -181,7 +182,7 @@ async def test_the_policy_decides_about_an_engine_that_failed(toy: Toy, policy: 
     async with started(toy, told, restart=policy) as process:
         assert process.pid is not None
         os.kill(process.pid, signal.SIGKILL)
-        await until(lambda: len(told.events) == starts)
+        await wait_until(lambda: len(told.events) == starts)
         assert len(toy.starts) == starts
 
 
@@ -232,8 +233,8 @@ async def test_a_start_that_is_cancelled_leaves_nothing(toy: Toy) -> None:
     process = EngineProcess(engine_settings(), toy.launch(), toy.folder, tell=said.append)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(process.start)
-        await until(lambda: len(toy.left()) == 3)
-        await until(lambda: said and "loading" in said[-1])
+        await wait_until(lambda: len(toy.left()) == 3)
+        await wait_until(lambda: said and "loading" in said[-1])
         tasks.cancel_scope.cancel()
     assert toy.left() == []
     assert said[0].startswith("the engine: process ")
@@ -251,7 +252,7 @@ async def test_an_engine_of_no_use_is_ended_and_replaced(toy: Toy) -> None:
     told = Told()
     async with started(toy, told) as process:
         await process.kill("it does not answer")
-        await until(lambda: len(told.events) == 2)
+        await wait_until(lambda: len(told.events) == 2)
         assert told.down.reason == "it does not answer"
         assert process.pid == toy.starts[1]
 
@@ -272,7 +273,7 @@ async def test_nobody_else_gets_the_port_while_the_engine_loads(toy: Toy) -> Non
     process = EngineProcess(engine_settings(), toy.launch(), toy.folder)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(process.start)
-        await until(lambda: toy.starts)
+        await wait_until(lambda: toy.starts)
         port = int(toy.json("port"))
         for _ in range(200):
             with socket.create_server(("127.0.0.1", 0)) as other:
@@ -297,7 +298,7 @@ async def test_an_owner_that_is_killed_at_any_moment_leaves_nothing(toy: Toy) ->
         await asyncio.sleep(0.06 * step)
         owner.kill()
         await owner.wait()
-        await until(lambda: not toy.left())
+        await wait_until(lambda: not toy.left())
     assert len(toy.starts) > 3
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from launch_support import Toy, engine_settings, until
+from launch_support import Toy, engine_settings
 
 from turnstile.models import Int32Array, WeightSpan
 from turnstile_server.engines.launch.launched import LaunchedEngine
@@ -30,6 +30,7 @@ from turnstile_server.engines.registry import create_engine
 from turnstile_server.engines.weights import UpdateWay
 from turnstile_server.errors import EngineUnavailable, StartupError
 from turnstile_server.settings import EngineSettings
+from waiting import wait_until
 
 pytestmark = pytest.mark.anyio
 PROMPT = np.arange(5, dtype=np.int32)
@@ -57,15 +58,14 @@ async def killed(engine: LaunchedEngine) -> None:
     """Returns when the engine is not reached any more."""
     assert engine.process.pid is not None
     os.kill(engine.process.pid, signal.SIGKILL)
-    await until(lambda: engine.process.down is not None)
+    await wait_until(lambda: engine.process.down is not None)
 
 
 async def answers_again(engine: LaunchedEngine) -> None:
     async def reached() -> bool:
         return (await engine.state()).weight_version is not None
 
-    while not await reached():  # noqa: ASYNC110 - its process tells nobody
-        await asyncio.sleep(0.02)
+    await wait_until(reached)
 
 
 async def test_it_samples_and_serves_again_after_a_restart_with_the_same_weights(
@@ -88,7 +88,7 @@ async def test_it_samples_and_serves_again_after_a_restart_with_the_same_weights
 async def test_a_call_in_flight_fails_when_the_process_ends(toy: Toy, tiny_model: Path) -> None:
     async with launched(toy, tiny_model, backoff_start_s=60.0) as engine:
         waiting = asyncio.create_task(call(engine, tokens=1000))
-        await asyncio.sleep(0.3)
+        await wait_until((toy.folder / "generating").exists)
         await killed(engine)
         with pytest.raises(EngineUnavailable):
             await waiting
@@ -219,7 +219,7 @@ async def test_a_restarted_engine_that_is_no_use_is_given_up_with_the_reason(toy
     async with launched(toy, tiny_model, max_restarts=1) as engine:
         toy.behave("nameless")
         await killed(engine)
-        await until(lambda: engine.process.down is not None and engine.process.down.restart_in_s is None)
+        await wait_until(lambda: engine.process.down is not None and engine.process.down.restart_in_s is None)
         with pytest.raises(EngineUnavailable, match=r"does not name its weights .* launch.max_restarts"):
             await call(engine)
         assert len(toy.starts) == 2

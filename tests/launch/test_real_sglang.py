@@ -9,10 +9,9 @@ import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import anyio
 import numpy as np
 import pytest
-from launch_support import Toy, below, engine_settings, left_of, until
+from launch_support import Toy, below, engine_settings, left_of
 from server_process import TIMEOUT_S, environment, serve_command
 
 from sglang_server import FLAGS, SHIM, VARIABLE
@@ -21,6 +20,7 @@ from turnstile_server.engines.protocol import CallOrigin, EngineChunk, EngineSam
 from turnstile_server.engines.registry import create_engine
 from turnstile_server.errors import EngineUnavailable
 from turnstile_server.settings import LaunchSettings
+from waiting import wait_until, wait_until_sync
 
 pytestmark = [pytest.mark.anyio, pytest.mark.sglang, pytest.mark.thorough]
 PROMPT = np.arange(5, 45, dtype=np.int32)
@@ -77,12 +77,14 @@ async def test_a_real_engine_is_restarted_fenced_and_ended_with_its_children(
     assert not np.array_equal(first.logprobs, second.logprobs)
     scheduler = next(pid for pid in children if b"scheduler" in title(pid))
     os.kill(scheduler, signal.SIGKILL)
-    await until(lambda: engine.process.down is not None)
+    await wait_until(lambda: engine.process.down is not None)
     with pytest.raises(EngineUnavailable):
         await call(engine)
-    with anyio.fail_after(START_S):
-        while (await engine.state()).weight_version is None:  # noqa: ASYNC110 - its process tells nobody
-            await anyio.sleep(0.1)
+
+    async def reached() -> bool:
+        return (await engine.state()).weight_version is not None
+
+    await wait_until(reached, within_s=START_S)
     assert left_of(children) == []
     with pytest.raises(EngineUnavailable, match="not v2: load weights"):
         await call(engine)
@@ -117,7 +119,7 @@ def test_a_server_on_a_real_engine_that_is_killed_leaves_no_process(
         assert len(started) >= 4  # with the guardian
         server.kill()
         server.wait(TIMEOUT_S)
-        toy.wait_for(lambda: not left_of(started))
+        wait_until_sync(lambda: not left_of(started))
     finally:
         server.kill()
         server.wait()

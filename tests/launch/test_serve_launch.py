@@ -17,6 +17,8 @@ import pytest
 from launch_support import TOY, Toy
 from server_process import TIMEOUT_S, environment, refusal, serve_command
 
+from waiting import wait_until_sync
+
 pytestmark = pytest.mark.slow
 ENGINE = ("--engine", "sglang", "--launch")
 
@@ -101,7 +103,7 @@ def test_a_server_that_is_killed_while_the_engine_starts_leaves_no_engine(
     toy.behave("orphan")
     toy.behave("never_ready")
     with served(toy, tiny_model, tmp_path) as server:
-        toy.wait_for(lambda: len(toy.left()) == 4)
+        wait_until_sync(lambda: len(toy.left()) == 4)
         server.process.kill()
         toy.wait_gone()
 
@@ -114,7 +116,7 @@ def test_a_server_that_is_killed_while_it_stops_leaves_no_engine(
     with served(toy, tiny_model, tmp_path, TURNSTILE_LAUNCH__STOP_GRACE_S="600") as server:
         server.ready()
         server.process.terminate()
-        toy.wait_for(lambda: toy.lines("terms"))
+        wait_until_sync(lambda: toy.lines("terms"))
         assert server.process.poll() is None
         server.process.kill()
         toy.wait_gone()
@@ -126,10 +128,10 @@ def test_a_start_that_waits_for_the_engine_says_so_and_can_be_stopped(
     toy.behave("never_ready")
     toy.behave("children")
     with served(toy, tiny_model, tmp_path, "--control-port", str(free_port())) as server:
-        toy.wait_for(lambda: "waiting for the engine: process" in server.log and "loading" in server.log)
+        wait_until_sync(lambda: "waiting for the engine: process" in server.log and "loading" in server.log)
         port = server.process.args[-1]  # type: ignore[index]
         ready = f"http://127.0.0.1:{port}/ready"
-        toy.wait_for(lambda: "loading" in httpx.get(ready).json()["reason"])
+        wait_until_sync(lambda: "loading" in httpx.get(ready).json()["reason"])
         answer = httpx.get(ready)
         assert answer.status_code == 503
         assert f"it waits for the engine: process {toy.starts[0]} of sglang, " in answer.json()["reason"]
@@ -154,13 +156,13 @@ def test_ready_says_that_no_engine_serves_and_that_a_pause_lasts(
             assert ready() == (200, '{"status":"ready"}')
             toy.behave("never_ready")
             os.kill(toy.starts[0], signal.SIGKILL)
-            toy.wait_for(lambda: ready()[0] == 503)
+            wait_until_sync(lambda: ready()[0] == 503)
             assert "No engine serves: w1 is down: " in ready()[1]
             toy.forget("never_ready")
-            toy.wait_for(lambda: ready() == (200, '{"status":"ready"}'))
+            wait_until_sync(lambda: ready() == (200, '{"status":"ready"}'))
             http.post("/engine/pause", json={"mode": "retract"}).raise_for_status()
             assert ready()[1].startswith('{"status":"ready","engine":"model calls wait: the engine is paused')
-            toy.wait_for(lambda: ready()[0] == 503)
+            wait_until_sync(lambda: ready()[0] == 503)
             assert '"reason":"model calls wait: the engine is paused' in ready()[1]
             http.post("/engine/resume").raise_for_status()
             assert ready() == (200, '{"status":"ready"}')

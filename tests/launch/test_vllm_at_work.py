@@ -28,6 +28,7 @@ from test_sglang_weights import free_port
 from turnstile import AsyncClient
 from turnstile_server.demo import TINY
 from turnstile_server.demo.errands import LEVELS, errands
+from waiting import wait_until, wait_until_sync
 
 pytestmark = [pytest.mark.anyio, pytest.mark.vllm, pytest.mark.thorough]
 
@@ -65,18 +66,19 @@ async def ready(server: subprocess.Popen[str], url: str, log: Path) -> set[str]:
     """What ``/ready`` said until it was 200."""
     said: set[str] = set()
     async with httpx.AsyncClient(base_url=url) as http:
-        with anyio.fail_after(START_S):
-            while True:
-                assert server.poll() is None, await anyio.Path(log).read_text()
-                try:
-                    answer = await http.get("/ready")
-                except httpx.TransportError:
-                    await anyio.sleep(0.1)
-                    continue
-                if answer.status_code == 200:
-                    return said
+
+        async def is_ready() -> bool:
+            assert server.poll() is None, await anyio.Path(log).read_text()
+            try:
+                answer = await http.get("/ready")
+            except httpx.TransportError:
+                return False
+            if answer.status_code != 200:
                 said.add(answer.text)
-                await anyio.sleep(0.5)
+            return answer.status_code == 200
+
+        await wait_until(is_ready, within_s=START_S)
+    return said
 
 
 async def play(client: AsyncClient, folders: dict[str, Path], version: str) -> None:
@@ -121,13 +123,15 @@ async def test_a_launched_vllm_plays_learns_dies_and_is_replaced_with_its_weight
             family = below(server.pid)
             main = next(pid for pid in family if b"api_server" in title(pid) and b"guardian" not in title(pid))
             os.kill(main, signal.SIGKILL)
-            with anyio.fail_after(TIMEOUT_S):
-                while await status(client) == "serving":  # noqa: ASYNC110 - its process tells nobody
-                    await anyio.sleep(0.05)
+
+            async def noticed() -> bool:
+                return await status(client) != "serving"
+
+            await wait_until(noticed)
             await play(client, folders, "step-2")  # agents wait for the new process and its weights
             assert left_of([main]) == []
 
             family = below(server.pid)
             server.kill()
             server.wait(TIMEOUT_S)
-            toy.wait_for(lambda: not left_of(family))
+            wait_until_sync(lambda: not left_of(family))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 from own_tools_support import OwnEpisode, OwnServer
 
 from turnstile_server.errors import TaskFailed
+from waiting import wait_until, wait_until_sync
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -33,12 +33,12 @@ def free_port() -> int:
 def serving(port: int, kind: str) -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen([sys.executable, str(PROGRAM), str(port), kind])
     try:
-        give_up = time.monotonic() + 60
-        while time.monotonic() < give_up and process.poll() is None:
+
+        def listens() -> bool:
             with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            time.sleep(0.05)
+                return process.poll() is not None or probe.connect_ex(("127.0.0.1", port)) == 0
+
+        wait_until_sync(listens)
         yield process
     finally:
         process.kill()
@@ -58,6 +58,13 @@ async def mounted(url: str, server: dict[str, Any] | None = None, **settings: An
     settings = {"mount_grace_s": 0.5, **settings}
     async with OwnServer({"t": {"servers": [spec]}}, **settings).episode() as episode:
         yield episode
+
+
+async def says_hello(episode: OwnEpisode) -> bool:
+    """Whether the server is there again, which comes back by itself."""
+    again = await episode("echo", text="hello")
+    assert again.is_error or again.text == "hello"
+    return not again.is_error
 
 
 class News:
@@ -115,10 +122,8 @@ async def test_a_server_that_dies_in_a_call_gives_an_error_and_a_shared_one_come
             died = await episode.error("die")
             assert "MCP server web" in died
             assert (await episode("echo", text="x")).is_error
-            with serving(port, "sse"), anyio.fail_after(40):
-                while (again := await episode("echo", text="hello")).is_error:  # noqa: ASYNC110 - it comes back by itself
-                    await anyio.sleep(0.05)
-                assert again.text == "hello"
+            with serving(port, "sse"):
+                await wait_until(lambda: says_hello(episode))
 
 
 @pytest.mark.slow
@@ -131,10 +136,8 @@ async def test_a_session_that_the_server_forgot_is_begun_again() -> None:
             assert (await episode("echo", text="a")).text == "a"
             first.kill()
             first.wait()
-            with serving(port, "sse"), anyio.fail_after(40):
-                while (again := await episode("echo", text="hello")).is_error:  # noqa: ASYNC110 - it comes back by itself
-                    await anyio.sleep(0.05)
-                assert again.text == "hello"
+            with serving(port, "sse"):
+                await wait_until(lambda: says_hello(episode))
 
 
 async def test_an_address_that_is_no_mcp_server_fails_the_episode(url: str) -> None:

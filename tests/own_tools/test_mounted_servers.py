@@ -13,10 +13,11 @@ from typing import Any
 import anyio
 import pytest
 from own_tools_support import OwnServer
-from tools_support import alive, wait_until
+from tools_support import alive
 
 from turnstile_server.errors import StartupError, TaskFailed, ToolsUnavailable
 from turnstile_server.tools.protocol import ToolResult
+from waiting import wait_until, wait_until_sync
 
 pytestmark = pytest.mark.anyio
 
@@ -141,10 +142,7 @@ anyio.run(main)
         running.kill()
         running.wait()
         running.stdout.close()
-    give_up = time.monotonic() + 5
-    while alive(pid) and time.monotonic() < give_up:
-        time.sleep(0.01)
-    assert not alive(pid)
+    wait_until_sync(lambda: not alive(pid))
 
 
 async def test_a_server_that_dies_in_a_call_gives_an_error_and_its_last_words() -> None:
@@ -161,11 +159,13 @@ async def test_one_that_is_to_be_restarted_comes_back() -> None:
     async with mounting(rogue(restart=True), mount_restart_s=0.05).episode() as episode:
         first = (await episode("pid")).text
         await episode.error("die")
-        with anyio.fail_after(20):
-            while (result := await episode("pid")).is_error:
-                assert "is being started again" in result.text
-                await anyio.sleep(0.02)
-        assert result.text != first
+
+        async def came_back() -> str:
+            result = await episode("pid")
+            assert not result.is_error or "is being started again" in result.text
+            return "" if result.is_error else result.text
+
+        assert await wait_until(came_back) != first
 
 
 async def test_a_call_that_hangs_is_stopped_in_its_time_and_the_next_is_answered() -> None:

@@ -22,6 +22,7 @@ from turnstile_server.errors import StartupError
 from turnstile_server.settings import Settings
 from turnstile_server.testing.policy import Step
 from turnstile_server.testing.server import RequestRefused, ScriptedServer, scripted_server
+from waiting import wait_until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -42,7 +43,8 @@ async def hang(context: ToolContext) -> str:
     "Hangs."
     import anyio
     context.state.at_end(lambda: open({log!r}, "a").write("hung\\n"))
-    await anyio.sleep(60)
+    open({log!r} + ".hangs", "w").close()
+    await anyio.sleep_forever()
     return "late"
 """
 
@@ -56,9 +58,11 @@ def running(**settings: Any) -> Any:
 async def external(server: ScriptedServer, task: TaskRef) -> EpisodeCreated:
     """An episode of an external agent, once it runs."""
     created = await server.create(EpisodeRequest(task=task, agent="external"))
-    with anyio.fail_after(30):
-        while (await server.control.get(f"/episodes/{created.episode_id}")).json()["status"] in WAITING:  # noqa: ASYNC110 - a poll of the API
-            await anyio.sleep(0.02)
+
+    async def runs() -> bool:
+        return (await server.control.get(f"/episodes/{created.episode_id}")).json()["status"] not in WAITING
+
+    await wait_until(runs)
     return created
 
 
@@ -163,9 +167,8 @@ async def test_a_cancelled_episode_stops_its_running_call_and_the_stop_of_the_se
             tasks.start_soon(call)
             async with mcp_client(left) as client:
                 await client.call_tool("note", {})
-            await anyio.sleep(0.3)
-            with anyio.fail_after(5):
-                await server.control.post(f"/episodes/{cancelled.episode_id}/cancel")
+            await wait_until(log.with_name("log.hangs").exists)
+            await server.control.post(f"/episodes/{cancelled.episode_id}/cancel")
             assert log.read_text() == "hung\n"
     assert log.read_text() == f"hung\n{left.episode_id}\n"
 

@@ -69,6 +69,7 @@ class Handler(BaseHTTPRequestHandler):
     def generate(self, body: dict[str, object]) -> None:
         count, version = body["sampling_params"]["max_new_tokens"], Handler.version
         if count > 100:
+            (DIR / "generating").touch()
             time.sleep(600)
         meta = {
             "id": body["rid"],
