@@ -6,12 +6,14 @@ import fcntl
 import hashlib
 import os
 import subprocess
+from pathlib import Path
 
 import pytest
 
 from local import ROOT
 from turnstile_server.agents.registry import load_registry
 
+FOLDER = Path(__file__).parent
 LIVE = {"claude-code": "docker", "codex": "local", "mini-swe-agent": "local"}
 """The agents that `.ci/run` installs and plays, each in one kind of sandbox. What the others send it only replays
 (tests/traffic), as it was recorded."""
@@ -20,7 +22,8 @@ LIVE = {"claude-code": "docker", "codex": "local", "mini-swe-agent": "local"}
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark a test of a real agent `thorough` where it is another agent, or its second kind of sandbox."""
     for item in items:
-        if not isinstance(item, pytest.Function) or item.get_closest_marker("agents") is None:
+        own = isinstance(item, pytest.Function) and item.path.is_relative_to(FOLDER)
+        if not own or item.get_closest_marker("agents") is None:
             continue
         parameters = item.callspec.params if hasattr(item, "callspec") else {}
         if "agent" not in parameters:

@@ -18,6 +18,43 @@ from turnstile_server.sandboxes.helper_sandbox import HelperSandbox
 from turnstile_server.sandboxes.protocol import SandboxProvider
 from turnstile_server.settings import SandboxSettings
 
+USERS = (
+    "test_machine_doctor",
+    "test_sandbox_attacks",
+    "test_sandbox_isolation",
+    "test_sandbox_users",
+    "test_users_apart",
+)
+"""Modules about users, which differ where there is a single uid."""
+CONTRACT, FILES = "test_sandbox_contract", "test_sandbox_files"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark `thorough` what repeats a verdict on another backend.
+
+    Every run plays all tests in bubblewrap, and in Docker; those of files there only in the first case of each,
+    since the helper that reads and writes them is the same program. Of the stream, which carries the same frames
+    over another connection, it plays the first case of each test of the contract; of bubblewrap with one uid,
+    what is about users.
+    """
+    seen: set[tuple[str, str]] = set()
+    for item in items:
+        if not isinstance(item, pytest.Function) or not hasattr(item, "callspec"):
+            continue
+        used = item.callspec.params.get("backend")
+        if not isinstance(used, Backend):
+            continue
+        module, first = item.path.stem, (key := (item.originalname, used.name)) not in seen
+        seen.add(key)
+        played = {
+            "local": True,
+            "local-one-uid": module in USERS,
+            "docker": first or module != FILES,
+            "docker-stream": first and module == CONTRACT,
+        }
+        if not played.get(used.name, True):
+            item.add_marker(pytest.mark.thorough)
+
 
 @pytest.fixture
 def run_dir() -> Iterator[Path]:
