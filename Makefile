@@ -10,6 +10,7 @@
 # make everything  every test and every check that there is, those included that .ci/run leaves out, with what they
 #               need: hours. SUITES="slow docker" plays these; RECORD=1 keeps what they cost (CONTRIBUTING.md)
 # make check    the quick inner loop: format, lint, types and the quick tests of what changed (BASE=main)
+# make install  everything that tests, examples and documentation use, into .venv
 # make demo     tasks to graded, token-exact episodes, end to end, on a tiny model
 # make container  builds the image with `openenv build`, starts it hardened, and plays in it (docs/container.md); with
 #               TURNSTILE_SGLANG_PYTHON (scripts/install_sglang_cpu.sh) on a real SGLang too
@@ -39,7 +40,9 @@ INSTALLED := .venv/installed
 RUNS := .venv/runs
 SUITE := $(BIN)/python scripts/suites.py
 
-.PHONY: test test-slow test-workers test-browser test-docker test-agents everything engines check lint demo container bench agents-matrix recorded-run pictures campaign harbor docs ui ui-check clean
+.PHONY: install test test-slow test-workers test-browser test-docker test-agents everything engines check lint demo container bench agents-matrix recorded-run pictures campaign harbor docs ui ui-check clean
+
+install: $(INSTALLED)
 
 test: $(INSTALLED)
 	scripts/bubblewrap.sh
