@@ -10,6 +10,7 @@ suites are given modules by that.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,7 @@ def parts(modules: list[Path], seconds: dict[str, float], count: int) -> list[li
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(FirstCases(), "first-cases")
     worker = getattr(config, "workerinput", None)
     if worker is not None and config.getoption("by_folders"):
         config.pluginmanager.register(OwnPart(config, worker["workerid"], worker["workercount"]))
@@ -68,6 +70,21 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     for engine in REAL_ENGINES:
         if item.get_closest_marker(engine):
             item.add_marker(pytest.mark.xdist_group(engine))
+
+
+class FirstCases:
+    """Marks `thorough` what follows the first cases of a test that is marked `cases`."""
+
+    @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their markers
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        seen: defaultdict[tuple[Path, str], int] = defaultdict(int)
+        for item in items:
+            mark = item.get_closest_marker("cases")
+            if mark is not None and isinstance(item, pytest.Function):
+                test = item.path, item.originalname
+                seen[test] += 1
+                if seen[test] > mark.args[0]:
+                    item.add_marker(pytest.mark.thorough)
 
 
 @pytest.hookimpl(trylast=True)  # after those of conftest.py, which mark tests too

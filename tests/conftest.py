@@ -19,7 +19,7 @@ from local import tiny_model as make_tiny_model
 from sglang_server import sglang_server
 from vllm_server import vllm_model, vllm_server
 
-pytest_plugins = ["quick", "collection"]
+pytest_plugins = ["quick", "collection", "pytester"]
 
 # A busy machine is no failure: time is asserted nowhere, by hypothesis neither. In CI the examples are the same in
 # every run, so that a change is judged by what it changes; elsewhere they are new each time.

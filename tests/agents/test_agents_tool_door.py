@@ -70,7 +70,7 @@ def policy(scene: PolicyInput) -> Step:
 SHELLS = {"Bash", "exec_command", "run_shell_command", "shell"}
 
 
-async def played(agent: str, model: Path, image: str) -> tuple[PlayedEpisode, list[PolicyInput]]:
+async def play_episode(agent: str, model: Path, image: str) -> tuple[PlayedEpisode, list[PolicyInput]]:
     scenes: list[PolicyInput] = []
 
     def watched(scene: PolicyInput) -> Step:
@@ -96,7 +96,7 @@ def test_every_agent_of_these_has_the_tool_door() -> None:
 async def test_it_submits_through_the_tool_door_and_does_nothing_that_the_work_folder_says(
     agent: str, tiny_model: Path, agents_image: str
 ) -> None:
-    told, scenes = await played(agent, tiny_model, agents_image)
+    told, scenes = await play_episode(agent, tiny_model, agents_image)
     episode = told.episode
     assert (episode.status, episode.error) == (EpisodeStatus.COMPLETED, None), episode.agent_output
     assert (episode.reward, told.tool_calls) == (1.0, 2)

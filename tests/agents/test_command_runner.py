@@ -44,7 +44,7 @@ def background() -> Any:
     subprocess.run(["pkill", "-f", f"^sleep {UNIQUE}$"], check=False)
 
 
-def run(command: str, cwd: Path, timeout_s: float = 5) -> dict[str, Any]:
+def run_command(command: str, cwd: Path, timeout_s: float = 5) -> dict[str, Any]:
     return command_runner.run(command, str(cwd), {"EXTRA": "1", "PAGER": "cat"}, timeout_s)
 
 
@@ -65,7 +65,7 @@ def test_commands_end_as_in_mini_swe_agents_own_environment(tmp_path: Path, back
     told = [json.loads(line) for line in stock.stdout.splitlines() if line.startswith("{")]
     assert len(told) == len(commands)
     for command, theirs in zip(commands, told, strict=True):
-        ours = run(command, tmp_path, timeout_s=2)
+        ours = run_command(command, tmp_path, timeout_s=2)
         assert (ours["output"], ours["returncode"]) == (theirs["output"], theirs["returncode"]), command
         assert ours.get("error", "") in theirs["exception_info"]
         assert ("error" in ours) == bool(theirs["exception_info"]), command
@@ -73,7 +73,7 @@ def test_commands_end_as_in_mini_swe_agents_own_environment(tmp_path: Path, back
 
 def test_a_command_that_takes_too_long_is_killed_with_its_children(tmp_path: Path) -> None:
     mark = tmp_path / "mark"
-    done = run(f"(while :; do date +%N > {mark}; sleep 0.05; done) & echo before; sleep 100", tmp_path, 1)
+    done = run_command(f"(while :; do date +%N > {mark}; sleep 0.05; done) & echo before; sleep 100", tmp_path, 1)
     assert (done["output"], done["returncode"], done["error_type"]) == ("before\n", -1, "TimeoutExpired")
     assert mark.read_text()
     wait_until_sync(lambda: not running_with(str(mark)), "its children end")
@@ -90,14 +90,14 @@ def running_with(word: str) -> list[Path]:
 
 
 def test_a_process_that_left_the_group_and_holds_the_output_ends_no_later(tmp_path: Path) -> None:
-    done = run("setsid sh -c 'echo $$ > pid; exec sleep 300' & sleep 300", tmp_path, 1)
+    done = run_command("setsid sh -c 'echo $$ > pid; exec sleep 300' & sleep 300", tmp_path, 1)
     assert done["error_type"] == "TimeoutExpired"
     os.kill(int((tmp_path / "pid").read_text()), 9)
 
 
 def test_of_output_without_end_its_beginning_and_its_end_are_kept(tmp_path: Path) -> None:
     size = 3 * command_runner.MAX_OUTPUT
-    done = run(f"echo first; head -c {size} /dev/zero | tr '\\0' x; echo; echo last", tmp_path, 60)
+    done = run_command(f"echo first; head -c {size} /dev/zero | tr '\\0' x; echo; echo last", tmp_path, 60)
     assert done["returncode"] == 0
     assert len(done["output"]) == command_runner.MAX_OUTPUT
     assert done["output"].startswith("first\nxxx")
@@ -105,7 +105,7 @@ def test_of_output_without_end_its_beginning_and_its_end_are_kept(tmp_path: Path
 
 
 def test_a_folder_that_is_gone_is_an_error_of_the_command(tmp_path: Path) -> None:
-    done = run("true", tmp_path / "gone")
+    done = run_command("true", tmp_path / "gone")
     assert (done["returncode"], done["error_type"]) == (-1, "FileNotFoundError")
 
 

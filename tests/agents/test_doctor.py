@@ -128,6 +128,7 @@ def test_as_json_it_gives_the_figures(tiny_model: Path) -> None:
     assert (told["untrained"], told["breaks"], told["cosmetic"], told["refused"]) == ({}, {}, {}, {})
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_shell_is_checked_with_the_command_that_env_gives(tiny_model: Path) -> None:
     command = f"python3 -c {shlex.quote(CALLS_A_TOOL)}"
@@ -186,6 +187,7 @@ async def test_an_agent_without_tools_is_judged_by_the_rest_if_its_spec_says_tha
         assert {"tool calls", "work"} <= findings(report, None)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.anyio
 async def test_replies_that_the_agent_cuts_short_are_told(tiny_model: Path, tmp_path: Path) -> None:
@@ -203,6 +205,7 @@ async def test_replies_that_the_agent_cuts_short_are_told(tiny_model: Path, tmp_
             assert "1 of 1 replies were cut at their length, at 5 tokens" in finding.text
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_what_a_failed_agent_printed_is_cut_to_a_few_lines(tiny_model: Path, tmp_path: Path) -> None:
     noisy = "import sys\nfor i in range(99): print(i, 'x' * 9000)\nsys.exit(3)"
@@ -302,6 +305,7 @@ def killed_at_work(
             process.kill()
 
 
+@pytest.mark.cases(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_however_it_is_killed_no_process_of_it_goes_on(

@@ -92,7 +92,7 @@ def sandboxes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     return {"kind": "local"}
 
 
-async def said(settings: Settings, agent: str) -> str:
+async def text_printed(settings: Settings, agent: str) -> str:
     """What the attack printed."""
     async with scripted_server(settings, policy) as server:
         told = await server.play(agent, TaskRef(instruction="Look around."))
@@ -104,7 +104,7 @@ async def said(settings: Settings, agent: str) -> str:
 async def test_the_models_bash_finds_no_key(
     agent: str, sandboxes: dict[str, Any], tiny_model: Path, tmp_path: Path
 ) -> None:
-    printed = await said(Settings(model=tiny_model, data_dir=tmp_path, sandboxes=sandboxes), agent)
+    printed = await text_printed(Settings(model=tiny_model, data_dir=tmp_path, sandboxes=sandboxes), agent)
     assert "KEYS 0" in printed, printed
     assert "ANSWERED" not in printed
 
@@ -218,4 +218,4 @@ async def test_the_attack_finds_the_key_of_an_agent_that_shares_the_commands_use
     settings = Settings(
         model=tiny_model, data_dir=tmp_path, sandboxes=sandboxes, agents={"specs": [tmp_path / "specs"]}
     )
-    assert "ANSWERED 200" in await said(settings, "plain-loop")
+    assert "ANSWERED 200" in await text_printed(settings, "plain-loop")

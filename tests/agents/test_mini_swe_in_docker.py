@@ -58,7 +58,7 @@ async def client(
             yield client
 
 
-async def run(
+async def run_agent(
     client: AsyncClient, task: dict[str, Any], completion_tokens: int = 4096
 ) -> tuple[Episode, SampleSet]:
     limits = {"max_completion_tokens": completion_tokens, "max_turns": 20}
@@ -75,7 +75,7 @@ async def run(
 
 
 async def test_it_solves_a_task_and_earns_its_reward(client: AsyncClient, tasks: list[Task]) -> None:
-    ended, samples = await run(client, {"id": tasks[0].id})
+    ended, samples = await run_agent(client, {"id": tasks[0].id})
     assert (ended.status, ended.error, ended.agent_exit_code) == (EpisodeStatus.COMPLETED, None, 0)
     assert ended.reward == 1.0
     (sample,) = samples.samples
@@ -88,7 +88,7 @@ async def test_it_solves_a_task_and_earns_its_reward(client: AsyncClient, tasks:
 async def test_a_model_that_never_calls_its_tool_earns_nothing_and_breaks_as_documented(
     client: AsyncClient, tasks: list[Task]
 ) -> None:
-    ended, samples = await run(client, {"id": tasks[1].id}, 64)
+    ended, samples = await run_agent(client, {"id": tasks[1].id}, 64)
     assert (ended.status, ended.reward, ended.agent_exit_code) == (EpisodeStatus.COMPLETED, 0.0, 0)
     assert (samples.stats.turns, samples.stats.roots) == (3, 3)
     assert samples.stats.breaks == {"reply_edited": 2}
@@ -103,7 +103,7 @@ async def test_the_work_folder_does_not_configure_it_and_its_own_packages_and_ke
         ".env": "OPENAI_API_KEY=wrong\nMSWEA_CONFIGURED=false\n",
         "litellm.py": "raise RuntimeError('the work folder is on the path')\n",
     }
-    ended, _ = await run(client, {"instruction": HOSTILE, "base": {"inline": inline}})
+    ended, _ = await run_agent(client, {"instruction": HOSTILE, "base": {"inline": inline}})
     assert (ended.status, ended.error, ended.reward) == (EpisodeStatus.COMPLETED, None, None)
     turns = await client.episode(ended.episode_id).turns()
     assert len(turns) == 2

@@ -78,7 +78,7 @@ def answering(task: Task, settings: Settings) -> Policy:
     return policy
 
 
-async def played(
+async def play_episode(
     agent: str, settings: Settings, task_id: str, policy_of: Callable[[Task, Settings], Policy]
 ) -> Seen:
     task = (await to_thread.run_sync(load_tasks, ())).get(task_id)
@@ -122,7 +122,7 @@ def test_the_agents_that_people_use_are_among_those_that_are_played() -> None:
 async def test_it_solves_a_task_all_its_tokens_are_accounted_for_and_nobody_else_hears_of_it(
     agent: str, settings: Settings
 ) -> None:
-    seen = await played(agent, settings, TASK, solving)
+    seen = await play_episode(agent, settings, TASK, solving)
     told, expected = seen.told, EXPECTED[agent]
     episode, stats = told.episode, told.samples.stats
     assert (episode.status, episode.error) == (EpisodeStatus.COMPLETED, None), episode.agent_output
@@ -159,7 +159,7 @@ async def test_it_solves_a_task_all_its_tokens_are_accounted_for_and_nobody_else
 @pytest.mark.parametrize("settings", [IN_DOCKER], indirect=True)
 @pytest.mark.parametrize("agent", WITH_TOOL_DOOR)
 async def test_it_hands_in_an_answer_through_the_tool_door(agent: str, settings: Settings) -> None:
-    seen = await played(agent, settings, QUESTION, answering)
+    seen = await play_episode(agent, settings, QUESTION, answering)
     episode = seen.told.episode
     assert (episode.status, episode.error, episode.reward) == (EpisodeStatus.COMPLETED, None, 1.0), (
         episode.agent_output

@@ -121,7 +121,7 @@ def test_qwen_codes_loop_detection_is_graded_and_its_other_errors_are_failures()
     assert read_ending(rules, json.dumps({"type": "result", "is_error": False})) is None
 
 
-def run(made: AgentLaunch, folder: Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
+def run_agent(made: AgentLaunch, folder: Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
     env = {"PATH": os.environ["PATH"], **made.command.env}
     return subprocess.run(
         made.command.argv, env=env, cwd=folder, input=stdin, capture_output=True, text=True, check=False
@@ -130,12 +130,12 @@ def run(made: AgentLaunch, folder: Path, stdin: str = "") -> subprocess.Complete
 
 def test_shell_runs_the_episodes_command_with_its_addresses_and_its_exit_code(tmp_path: Path) -> None:
     command = 'cat; printf \' %s %s %s\' "$ANTHROPIC_BASE_URL" "$GEMINI_API_KEY" "$TOOL_URL"; exit 3'
-    ended = run(launched("shell", TURNSTILE_COMMAND=command), tmp_path, "Do it.")
+    ended = run_agent(launched("shell", TURNSTILE_COMMAND=command), tmp_path, "Do it.")
     assert (ended.returncode, ended.stdout) == (3, f"Do it. {DOOR} key-1 {DOOR}/mcp")
 
 
 def test_shell_without_a_command_says_what_is_missing(tmp_path: Path) -> None:
-    ended = run(launched("shell"), tmp_path)
+    ended = run_agent(launched("shell"), tmp_path)
     assert ended.returncode == 64
     assert "TURNSTILE_COMMAND" in ended.stderr
 

@@ -12,6 +12,7 @@ import pytest
 BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks" / "beside.py"
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_quick_run_measures_small_calls_beside_huge_ones(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ NOTHING = "NOT SOUND: 0 lost, 0 doubled, 0 wrong, 0 left behind"
 SOUND = "sound: 0 lost, 0 doubled, 0 wrong, 0 left behind"
 
 
-def played(
+def backend_report(
     backend: str, *, findings: tuple[Finding, ...] = (), replies: int = 9, effective: int = 4, workers: int = 1
 ) -> BackendReport:
     return BackendReport(
@@ -41,11 +41,16 @@ def played(
 @pytest.mark.parametrize(
     ("local", "last", "before", "code"),
     [
-        (played("local"), SOUND, "", 0),
-        (played("local", findings=(LOST,)), FOUND, "  again: python benchmarks/campaign --seed 6 --backends", 1),
-        (played("local", replies=0), NOTHING, "local: no agent got a reply, so nothing was tried", 1),
-        (played("local", effective=0), NOTHING, "local: no fault took effect, so nothing was tried", 1),
-        (played("local:2", workers=2), NOTHING, "local:2: no worker was killed, so nothing was tried", 1),
+        (backend_report("local"), SOUND, "", 0),
+        (
+            backend_report("local", findings=(LOST,)),
+            FOUND,
+            "  again: python benchmarks/campaign --seed 6 --backends",
+            1,
+        ),
+        (backend_report("local", replies=0), NOTHING, "local: no agent got a reply, so nothing was tried", 1),
+        (backend_report("local", effective=0), NOTHING, "local: no fault took effect, so nothing was tried", 1),
+        (backend_report("local:2", workers=2), NOTHING, "local:2: no worker was killed, so nothing was tried", 1),
     ],
     ids=["sound", "lost", "no replies", "no faults", "no worker killed"],
 )
@@ -58,7 +63,7 @@ def test_the_last_lines_say_what_was_found_and_the_exit_code_says_whether(
     code: int,
 ) -> None:
     async def play(options: object, folder: Path, mounts: bool) -> Report:
-        return Report(6, 0.1, [local, played("docker")])
+        return Report(6, 0.1, [local, backend_report("docker")])
 
     monkeypatch.setattr(command, "play", play)
     monkeypatch.setattr(command, "own_mounts", lambda: None)

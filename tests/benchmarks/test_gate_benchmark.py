@@ -14,15 +14,16 @@ BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks" / "gate.py"
 SERVERS = ["direct", "relay", "turnstile-process", "turnstile-power"]
 
 
-def run(out: Path, *options: str) -> subprocess.CompletedProcess[str]:
+def run_benchmark(out: Path, *options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(BENCHMARK), "--quick", "--out", str(out), *options]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_quick_run_measures_every_server_at_every_length_streamed_and_not(tmp_path: Path) -> None:
-    done = run(tmp_path, "--no-peers")
+    done = run_benchmark(tmp_path, "--no-peers")
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((tmp_path / "gate.json").read_text())
     rows = found["rows"]
@@ -52,7 +53,7 @@ def test_a_quick_run_measures_every_server_at_every_length_streamed_and_not(tmp_
 @pytest.mark.thorough
 @pytest.mark.timeout(300)
 def test_calls_per_turn_are_counted_in_the_process_of_the_server(tmp_path: Path) -> None:
-    done = run(tmp_path, "--count-calls", "--lengths", "1000", "2000")
+    done = run_benchmark(tmp_path, "--count-calls", "--lengths", "1000", "2000")
     assert done.returncode == 0, done.stdout + done.stderr
     counts = json.loads((tmp_path / "gate_calls.json").read_text())["calls"]
     by = {(one["server"], one["tokens"], one["stream"]): one for one in counts}

@@ -143,6 +143,7 @@ def test_conversations_differ_from_episode_to_episode_and_grow_with_their_first_
     assert [round(count, -3) for count in tokens] == [1_000, 4_000]
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_both_servers_are_played_through_with_the_same_calls(tiny_model: Path, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ TRANSPORT_ROWS = [
 ]
 
 
-def run(program: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run_program(program: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(BENCHMARKS / program), *arguments]
     return subprocess.run(
         command, capture_output=True, text=True, check=False, env={**os.environ, **environment}, timeout=200
@@ -40,7 +40,7 @@ def run(program: str, *arguments: str, **environment: str) -> subprocess.Complet
 @pytest.mark.slow
 @pytest.mark.docker
 def test_a_quick_run_prints_every_row() -> None:
-    done = run("sandbox.py", "--rounds", "2", "--starts", "2")
+    done = run_program("sandbox.py", "--rounds", "2", "--starts", "2")
     assert done.returncode == 0, done.stdout + done.stderr
     for row in ROWS:
         assert f"| {row}" in done.stdout
@@ -53,7 +53,7 @@ def test_a_quick_run_prints_every_row() -> None:
 @pytest.mark.slow
 @pytest.mark.docker
 def test_a_quick_run_puts_the_transports_side_by_side() -> None:
-    done = run("sandbox_transports.py", "--rounds", "1", "--starts", "1")
+    done = run_program("sandbox_transports.py", "--rounds", "1", "--starts", "1")
     assert done.returncode == 0, done.stdout + done.stderr
     rows = [line.split("|")[1:-1] for line in done.stdout.splitlines() if line.startswith("| ")]
     assert [row[0].strip() for row in rows[1:]] == TRANSPORT_ROWS
@@ -62,7 +62,7 @@ def test_a_quick_run_puts_the_transports_side_by_side() -> None:
 
 @pytest.mark.parametrize("program", ["sandbox.py", "sandbox_transports.py"])
 def test_without_an_engine_it_fails_and_says_so(tmp_path: Path, program: str) -> None:
-    done = run(program, DOCKER_HOST=f"unix://{tmp_path}/none.sock")
+    done = run_program(program, DOCKER_HOST=f"unix://{tmp_path}/none.sock")
     assert done.returncode == 1
     assert "cannot measure" in done.stderr
     assert "|" not in done.stdout

@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_the_tools_benchmark_puts_every_way_beside_the_sandboxs_own(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "benchmarks" / "tools.py"), "--calls", "3", "--out", str(tmp_path)]

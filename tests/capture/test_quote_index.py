@@ -60,6 +60,7 @@ def told(argument: str, contents: list[str]) -> int:
     return len(argument) if any(argument in one for one in contents) else 0
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_two_thousand_conversations_have_their_causes_before_anybody_gives_up() -> None:
     """Comparing each with each takes minutes, which the suite does not give it."""

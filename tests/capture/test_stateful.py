@@ -34,7 +34,7 @@ def test_capture_agrees_with_the_oracle_and_every_interesting_case_occurs() -> N
     run_state_machine_as_test(
         CaptureMachine,
         settings=settings(
-            max_examples=examples(300),
+            max_examples=300,
             stateful_step_count=40,
             deadline=None,
             derandomize=True,
@@ -66,7 +66,7 @@ def test_capture_agrees_with_the_oracle_on_many_random_agents() -> None:
     run_state_machine_as_test(
         CaptureMachine,
         settings=settings(
-            max_examples=examples(500),
+            max_examples=500,
             stateful_step_count=50,
             deadline=None,
             database=None,

@@ -36,7 +36,7 @@ def with_rows(turn: Turn, experts: ExpertArray | None) -> Turn:
     return Turn.model_validate({**{n: getattr(turn, n) for n in Turn.model_fields}, "routed_experts": experts})
 
 
-def played(*, base: int = 0, missing: tuple[str, ...] = ()) -> TokenTree:
+def tree_of_turns(*, base: int = 0, missing: tuple[str, ...] = ()) -> TokenTree:
     """A root, and two turns that continue it. Each has the experts from the last token of the turn before on."""
     play = Play()
     play.turn("user:u1", "a1", turn_id="root")
@@ -62,7 +62,7 @@ def same(found: ExpertArray | None, wanted: ExpertArray | None) -> None:
 
 @pytest.mark.parametrize("base", [0, 300])
 def test_a_row_has_the_experts_of_every_token_but_its_last(base: int) -> None:
-    exported = export_samples(played(base=base), FACTS)
+    exported = export_samples(tree_of_turns(base=base), FACTS)
     assert len(exported.samples) == 2
     for sample in exported.samples:
         same(sample.routed_experts, rows(0, len(sample.input_ids) - 1, base=base))
@@ -71,10 +71,10 @@ def test_a_row_has_the_experts_of_every_token_but_its_last(base: int) -> None:
 
 
 def test_what_a_turn_lacks_its_child_covers_and_what_none_has_leaves_the_row_without() -> None:
-    covered = export_samples(played(missing=("root",)), FACTS)
+    covered = export_samples(tree_of_turns(missing=("root",)), FACTS)
     for sample in covered.samples:
         same(sample.routed_experts, rows(0, len(sample.input_ids) - 1))
-    partly = export_samples(played(missing=("left",)), FACTS)
+    partly = export_samples(tree_of_turns(missing=("left",)), FACTS)
     left, right = partly.samples
     assert left.routed_experts is None
     same(right.routed_experts, rows(0, len(right.input_ids) - 1))
@@ -98,7 +98,7 @@ def join_of(count: int) -> ExpertArray:
 @pytest.mark.parametrize("missing", [(), ("left",), ("root", "left", "right")])
 @pytest.mark.parametrize("base", [0, 300])
 def test_samples_and_trees_survive_the_wire(base: int, missing: tuple[str, ...]) -> None:
-    tree = played(base=base, missing=missing)
+    tree = tree_of_turns(base=base, missing=missing)
     exported = export_samples(tree, FACTS)
     forest = export_forest(tree, FACTS)
     for found in (
@@ -111,7 +111,7 @@ def test_samples_and_trees_survive_the_wire(base: int, missing: tuple[str, ...])
 
 
 def test_a_file_with_damaged_offsets_of_experts_is_refused() -> None:
-    exported = export_samples(played(), FACTS)
+    exported = export_samples(tree_of_turns(), FACTS)
     data = encode_samples(exported)
     at = data.index(b'"routed_offsets"')
     with pytest.raises(WireError, match="routed_experts has no routed_offsets"):
@@ -121,7 +121,7 @@ def test_a_file_with_damaged_offsets_of_experts_is_refused() -> None:
 @pytest.mark.parametrize("numbers", [1, 5, 1 << 14])
 def test_json_in_slices_is_the_json_of_the_models(numbers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(results, "SLICE_NUMBERS", numbers)
-    tree = played()
+    tree = tree_of_turns()
     exported, forest = export_samples(tree, FACTS), export_forest(tree, FACTS)
     shown = json.loads(b"".join(samples_json(exported)))["samples"]
     assert [row["routed_experts"] for row in shown] == [
@@ -135,15 +135,18 @@ def test_json_in_slices_is_the_json_of_the_models(numbers: int, monkeypatch: pyt
 
 
 def test_a_turn_comes_back_from_its_record() -> None:
-    for node in played(base=300, missing=("left",)):
+    for node in tree_of_turns(base=300, missing=("left",)):
         record = turn_record(node.turn)
         assert all(array.ndim == 1 for array in record.arrays.values())
         same(turn_of(record).routed_experts, node.turn.routed_experts)
 
 
 def test_files_and_data_sets_give_the_rows_back(tmp_path: Path) -> None:
-    samples = (*export_samples(played(missing=("left",)), FACTS).samples, *export_samples(played(), FACTS).samples)
-    mixed = SampleSet(samples=samples, untrained=(), stats=export_samples(played(), FACTS).stats)
+    samples = (
+        *export_samples(tree_of_turns(missing=("left",)), FACTS).samples,
+        *export_samples(tree_of_turns(), FACTS).samples,
+    )
+    mixed = SampleSet(samples=samples, untrained=(), stats=export_samples(tree_of_turns(), FACTS).stats)
     write_parquet(tmp_path / "rows.parquet", mixed)
     for found in (read_parquet(tmp_path / "rows.parquet"), from_dataset(to_dataset(mixed))):
         for mine, theirs in zip(found, samples, strict=True):
@@ -157,11 +160,11 @@ def test_files_and_data_sets_give_the_rows_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize("facts", RECORDED, ids=lambda facts: facts["source"][:60])
 def test_the_rows_of_slime_and_miles_have_them_as_int32_of_the_whole_row(facts: dict[str, Any]) -> None:
     kind: Any = recorded_type(facts)
-    found = export_samples(played(), FACTS)
+    found = export_samples(tree_of_turns(), FACTS)
     [row, _] = rows_of(rollout(1.0, samples=found.samples), kind(index=0))
     assert row.rollout_routed_experts.dtype == np.int32
     assert row.rollout_routed_experts.shape == (len(row.tokens) - 1, LAYERS, TOP_K)
-    without = export_samples(played(missing=("root", "left", "right")), FACTS)
+    without = export_samples(tree_of_turns(missing=("root", "left", "right")), FACTS)
     [row, _] = rows_of(rollout(1.0, samples=without.samples), kind(index=0))
     assert row.rollout_routed_experts is None
 
@@ -181,7 +184,7 @@ def test_what_is_no_expert_is_refused(value: Any, reason: str) -> None:
 
 
 def test_a_sample_with_too_few_rows_is_refused() -> None:
-    [sample, _] = export_samples(played(), FACTS).samples
+    [sample, _] = export_samples(tree_of_turns(), FACTS).samples
     fields = {name: getattr(sample, name) for name in Sample.model_fields}
     with pytest.raises(ValueError, match="one less is right"):
         Sample.model_validate({**fields, "routed_experts": rows(0, 2)})

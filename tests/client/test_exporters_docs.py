@@ -39,6 +39,7 @@ def trainer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, home.__name__, home)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_the_generate_of_the_page_is_one(launching_door: Door) -> None:
     assert isinstance(ran(examples("slime and miles")[0], launching_door)["generate"], Generate)

@@ -18,7 +18,7 @@ import anyio
 import httpx
 import pytest
 from owner import __file__ as OWNER
-from test_rollouts_restart import free_ports, server
+from test_rollouts_restart import free_ports, running_server
 
 from control_support import KEY
 from turnstile import AsyncClient, Client, ClientSettings
@@ -61,7 +61,7 @@ def owner(url: str, *options: str) -> Iterator[Owner]:
 def served(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int]]:
     """URL and process id of one server for all: each test has episodes of its own."""
     ports = free_ports()
-    with server(tiny_model, tmp_path_factory.mktemp("leases") / "data", ports) as process:
+    with running_server(tiny_model, tmp_path_factory.mktemp("leases") / "data", ports) as process:
         yield f"http://127.0.0.1:{ports[0]}", process.pid
 
 
@@ -121,6 +121,7 @@ def test_a_trainer_that_holds_its_event_loop_for_longer_than_its_lease_keeps_its
         assert _shown(url, began)["status"] == "running"
 
 
+@pytest.mark.thorough
 async def test_a_break_that_is_shorter_than_the_lease_costs_nothing(served: tuple[str, int]) -> None:
     url, server_pid = served
     lease_s = 3.0

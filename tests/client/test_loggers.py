@@ -33,7 +33,7 @@ def stats(**more: Any) -> EpisodeStats:
     return EpisodeStats(sampled_tokens=10, trained_tokens=8, turns=2, **more)
 
 
-def played(step: int) -> list[Rollout]:
+def rollouts_of_step(step: int) -> list[Rollout]:
     """Two groups of two, one flat; a rollout that failed and one that never began."""
     untrained = {"tool_call_invalid": 2}
     made = [
@@ -59,7 +59,7 @@ class Kept(RolloutLogger):
 
 
 def test_the_figures_are_those_of_statistics_by() -> None:
-    given = played(0)
+    given = rollouts_of_step(0)
     figures = Kept().log(given, step=0)
     total = statistics_by([summary_of(each.episode) for each in given if each.episode is not None]).total
     assert figures["turnstile/reward/mean"] == total.reward_mean == 0.25
@@ -79,23 +79,23 @@ def test_the_figures_are_those_of_statistics_by() -> None:
 
 def test_a_count_goes_on_as_zero_and_a_mean_of_nothing_is_left_out() -> None:
     logger = Kept()
-    logger.log(played(0), step=0)
-    assert logger.log(played(1), step=1)["turnstile/errors/sandbox_failed"] == 0
+    logger.log(rollouts_of_step(0), step=0)
+    assert logger.log(rollouts_of_step(1), step=1)["turnstile/errors/sandbox_failed"] == 0
     nothing = logger.log([], step=2)
     assert "turnstile/reward/mean" not in nothing
     assert nothing["turnstile/episodes"] == 0
 
 
 def test_episodes_and_summaries_do_as_well_as_rollouts() -> None:
-    episodes = [each.episode for each in played(0) if each.episode is not None]
+    episodes = [each.episode for each in rollouts_of_step(0) if each.episode is not None]
     found = Kept().log(episodes, step=0)
     assert found == Kept().log(map(summary_of, episodes), step=0)
-    assert found.items() <= Kept().log(played(0), step=0).items()
+    assert found.items() <= Kept().log(rollouts_of_step(0), step=0).items()
 
 
 def test_as_many_episodes_are_shown_as_asked_for_and_lead_to_the_viewer() -> None:
     logger = Kept(viewer=f"{VIEWER}/", episodes=2)
-    logger.log(played(0), step=0)
+    logger.log(rollouts_of_step(0), step=0)
     assert [(each.reward, each.link) for each in logger.lines] == [
         (1.0, f"{VIEWER}/ui/episodes/ep_g-0"),
         (0.0, f"{VIEWER}/ui/episodes/ep_g-1"),
@@ -114,7 +114,7 @@ def events(folder: Path) -> EventAccumulator:
 
 def test_tensorboard_reads_what_was_logged(tmp_path: Path) -> None:
     with TensorBoardLogger(tmp_path, viewer=VIEWER) as logger:
-        logged = [logger.log(played(step), step) for step in range(2)]
+        logged = [logger.log(rollouts_of_step(step), step) for step in range(2)]
     found = events(tmp_path)
     assert set(found.Tags()["scalars"]) == set(logged[0])
     for name in logged[0]:
@@ -131,7 +131,7 @@ def test_tensorboard_reads_what_was_logged(tmp_path: Path) -> None:
 def test_a_writer_that_was_given_stays_open(tmp_path: Path) -> None:
     writer = SummaryWriter(str(tmp_path))
     with TensorBoardLogger(writer) as logger:
-        logger.log(played(0), step=3)
+        logger.log(rollouts_of_step(0), step=3)
     writer.add_scalar("trainer/loss", 1.0, 4)
     writer.close()
     assert {"trainer/loss", "turnstile/reward/mean"} <= set(events(tmp_path).Tags()["scalars"])
@@ -190,7 +190,7 @@ def test_an_offline_run_of_wandb_has_what_was_logged(offline: Path) -> None:
     with wandb.init(project="test") as run:
         logger = WandbLogger(run, viewer=VIEWER)
         run.log({"the trainer's own": 1.0}, step=50)
-        logged = [logger.log(played(step), step) for step in range(2)]
+        logged = [logger.log(rollouts_of_step(step), step) for step in range(2)]
     rows = [row for row in history(offline) if STEP in row]
     assert [row[STEP] for row in rows] == [0, 1]
     for row, figures in zip(rows, logged, strict=True):

@@ -36,7 +36,7 @@ def free_ports() -> tuple[int, int]:
 
 
 @contextmanager
-def server(model: Path, data_dir: Path, ports: tuple[int, int]) -> Iterator[subprocess.Popen[bytes]]:
+def running_server(model: Path, data_dir: Path, ports: tuple[int, int]) -> Iterator[subprocess.Popen[bytes]]:
     """`turnstile serve`, ready, on the same ports each time; killed at the end of the block."""
     command = [sys.executable, "-m", "turnstile", "serve", "--model", str(model), "--data-dir", str(data_dir)]
     command += ["--engine", "embedded", "--sandbox", "none"]
@@ -54,6 +54,7 @@ def server(model: Path, data_dir: Path, ports: tuple[int, int]) -> Iterator[subp
             process.kill()
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 async def test_rollouts_go_on_after_kill_9_and_every_acknowledged_turn_is_there(
     tiny_model: Path, tmp_path: Path
@@ -89,7 +90,7 @@ async def test_rollouts_go_on_after_kill_9_and_every_acknowledged_turn_is_there(
             async for rollout in client.rollouts(tasks, agent=agent, n=ROLLOUTS, max_concurrent=ROLLOUTS):
                 given.append(rollout)
 
-        with server(tiny_model, tmp_path / "data", ports) as first:
+        with running_server(tiny_model, tmp_path / "data", ports) as first:
             collecting = asyncio.create_task(collect())
             await wait_until(lambda: len(acknowledged) >= ROLLOUTS or collecting.done())
             assert not collecting.done()
@@ -97,7 +98,9 @@ async def test_rollouts_go_on_after_kill_9_and_every_acknowledged_turn_is_there(
             first.wait()
         killed.set()
         before = dict(acknowledged)
-        with server(tiny_model, tmp_path / "data", ports) as second:  # blocks the loop: nobody asks meanwhile
+        with running_server(
+            tiny_model, tmp_path / "data", ports
+        ) as second:  # blocks the loop: nobody asks meanwhile
             await collecting
             assert {(rollout.status, rollout.attempts) for rollout in given} == {("completed", 2)}
             assert len({rollout.rollout_id for rollout in given}) == ROLLOUTS

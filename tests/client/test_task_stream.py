@@ -37,7 +37,7 @@ TASKS = [
 Fetch = Callable[[TaskPageRequest], TaskPage]
 
 
-def server(tasks: Iterable[Task], page_size: int = 4) -> Fetch:
+def served_tasks(tasks: Iterable[Task], page_size: int = 4) -> Fetch:
     """``GET /tasks`` as the control API serves it."""
     app = FastAPI()
     unused = cast(Any, None)
@@ -51,7 +51,7 @@ def server(tasks: Iterable[Task], page_size: int = 4) -> Fetch:
     return fetch
 
 
-FETCH = server(TASKS)
+FETCH = served_tasks(TASKS)
 
 
 def ids(stream: TaskStream, count: int | None = None) -> list[str]:
@@ -69,7 +69,7 @@ def test_a_seed_gives_one_order_and_each_epoch_another() -> None:
     assert first != second
     assert first != ids(TaskStream(FETCH, 1, None, {"shuffle": 8}))
     # Another server, other pages, and the sources in another order.
-    assert ids(TaskStream(server(reversed(TASKS), page_size=9), 2, None, {"shuffle": 7})) == seen
+    assert ids(TaskStream(served_tasks(reversed(TASKS), page_size=9), 2, None, {"shuffle": 7})) == seen
 
 
 def test_the_order_of_a_seed_is_part_of_the_format() -> None:
@@ -91,7 +91,7 @@ def test_a_stream_that_is_resumed_goes_on_with_the_next_task_over_epochs_too(tak
     stream = TaskStream(FETCH, 3, None, selection)
     assert ids(stream, taken) == whole[:taken]
     saved = stream.state().model_dump_json()
-    resumed = TaskStream(server(TASKS, page_size=5), 3, TaskStreamState.model_validate_json(saved), {})
+    resumed = TaskStream(served_tasks(TASKS, page_size=5), 3, TaskStreamState.model_validate_json(saved), {})
     assert ids(resumed) == whole[taken:]
 
 
@@ -137,7 +137,7 @@ def test_a_state_of_other_tasks_and_a_selection_of_none_are_errors() -> None:
     stream = TaskStream(FETCH, 1, None, {"shuffle": 1})
     ids(stream, 3)
     with pytest.raises(Conflict, match="not those that this stream began with"):
-        next(TaskStream(server(TASKS[1:]), 1, stream.state(), {}))
+        next(TaskStream(served_tasks(TASKS[1:]), 1, stream.state(), {}))
     with pytest.raises(InvalidRequest, match="no task of the server"):
         next(TaskStream(FETCH, None, None, {"where": "id=nobody"}))
     with pytest.raises(InvalidRequest, match="give no selection beside it"):

@@ -29,7 +29,7 @@ async def chat(door: Door, episode_id: str, *messages: tuple[str, str], **fields
     return str(answer.json()["choices"][0]["message"]["content"])
 
 
-async def played(door: Door, http: httpx.AsyncClient) -> str:
+async def play_episode(door: Door, http: httpx.AsyncClient) -> str:
     """An episode of three calls: one goes on, one edits what was said."""
     created = await http.post("/episodes", json={"task": {"instruction": "say hello"}})
     episode_id = str(created.json()["episode_id"])
@@ -59,7 +59,7 @@ async def find(http: httpx.AsyncClient, turn_id: str, **asked: Any) -> TokenMatc
 
 @pytest.fixture(params=["running", "ended"])
 async def episode_id(request: pytest.FixtureRequest, door: Door, http: httpx.AsyncClient) -> AsyncIterator[str]:
-    made = await played(door, http)
+    made = await play_episode(door, http)
     if request.param == "ended":
         await http.post(f"/episodes/{made}/finish")
     yield made
@@ -162,7 +162,7 @@ async def test_bounds_of_windows_are_settings(open_door: OpenDoor) -> None:
     bounds = {"window_tokens": 5, "found_tokens": 2, "shown_breaks": 1}
     with open_door(control=bounds) as door:
         async with httpx.AsyncClient(base_url=f"{door.url}/k/{door.key}", timeout=60) as http:
-            episode_id = await played(door, http)
+            episode_id = await play_episode(door, http)
             turn_id = (await turns_of(http, episode_id))[1].turn_id
             assert len((await window(http, turn_id)).ids) == 5
             assert len((await find(http, turn_id, text="<|im_start|>")).matches) == 2

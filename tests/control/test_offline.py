@@ -187,6 +187,7 @@ async def test_an_episode_that_runs_is_not_exported(engine: EngineProcess, tmp_p
         assert running.journal().startswith(b"TSTLJRNL")
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_the_command_exports_a_folder_that_can_be_looked_at(engine: EngineProcess, tmp_path: Path) -> None:
     out = tmp_path / "out"

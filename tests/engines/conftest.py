@@ -22,7 +22,7 @@ from vllm_server import vllm_model
     scope="session",
     params=[
         "embedded",
-        pytest.param("embedded-cumulative", marks=pytest.mark.slow),
+        pytest.param("embedded-cumulative", marks=[pytest.mark.slow, pytest.mark.thorough]),
         "scripted",
         pytest.param("sglang", marks=pytest.mark.sglang),
         pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.timeout(VLLM_TIMEOUT_S)]),

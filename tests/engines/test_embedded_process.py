@@ -99,6 +99,7 @@ async def test_a_killed_child_fails_calls_and_state_and_close_still_works(tiny_m
         await collect(engine, prompt_of(1, 5), SHORT, rid="call-3")
 
 
+@pytest.mark.cases(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 async def test_the_child_dies_with_its_parent_and_leaves_nothing(tiny_model: Path, how: signal.Signals) -> None:

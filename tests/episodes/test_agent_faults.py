@@ -13,7 +13,6 @@ from agent_faults import AGENT_FAULTS, TABLE, AgentFault
 from light import SOLVE, TASK
 from test_whole_episodes import ended, played, server
 
-from products import cases
 from turnstile_server.demo.local_server import descendants
 from waiting import wait_until
 
@@ -55,7 +54,8 @@ async def test_what_an_agent_causes_in_a_local_sandbox_scores(
 
 
 @pytest.mark.docker
-@pytest.mark.parametrize("row", cases(ROWS, 3))
+@pytest.mark.cases(3)
+@pytest.mark.parametrize("row", ROWS)
 async def test_what_an_agent_causes_in_a_container_scores(
     tiny_model: Path, tmp_path: Path, docker_image: str, row: AgentFault
 ) -> None:

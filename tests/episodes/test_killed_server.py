@@ -95,6 +95,7 @@ def containers(data_dir: Path) -> list[str]:
     return listed.stdout.split()
 
 
+@pytest.mark.thorough
 async def test_a_killed_server_loses_nothing_and_its_episodes_are_played_again(
     tiny_model: Path, tmp_path: Path, sandbox: tuple[str, str]
 ) -> None:

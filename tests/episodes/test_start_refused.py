@@ -79,6 +79,7 @@ def test_an_engine_that_is_not_there(tiny_model: Path, tmp_path: Path) -> None:
     assert engine in line
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_data_directory_that_cannot_be_made(tiny_model: Path, tmp_path: Path) -> None:
     file = tmp_path / "file"
@@ -92,6 +93,7 @@ def test_an_engine_url_that_is_none(tiny_model: Path, tmp_path: Path) -> None:
     assert "http://" in refusal(*arguments, "--engine", "sglang")
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_an_engine_url_for_the_embedded_engine(tiny_model: Path, tmp_path: Path) -> None:
     arguments = ("--model", tiny_model, "--data-dir", tmp_path / "data", "--engine-url", "http://127.0.0.1:9")

@@ -21,6 +21,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 EPISODES = 4
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "kind", [pytest.param("local", marks=pytest.mark.slow), pytest.param("docker", marks=pytest.mark.docker)]
 )

@@ -31,6 +31,7 @@ def run_agent(server: ChatServer, repo: Path, *options: str) -> tuple[int, list[
     return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("stream", [(), ("--stream",)])
 def test_a_command_of_the_model_runs_in_the_repository_and_its_output_goes_back(
@@ -52,6 +53,7 @@ def test_a_command_of_the_model_runs_in_the_repository_and_its_output_goes_back(
     }
 
 
+@pytest.mark.cases(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("stream", [(), ("--stream",)])
 def test_a_model_that_never_calls_is_shown_real_output_until_min_turns(
@@ -67,6 +69,7 @@ def test_a_model_that_never_calls_is_shown_real_output_until_min_turns(
     assert "I ran `cat README.md`:\nread me\n[exit status 0]" in last[-1]["content"]
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_it_stops_at_max_turns(tmp_path: Path) -> None:
     with ChatServer([Say(command="true")] * 2) as server:
@@ -74,6 +77,7 @@ def test_it_stops_at_max_turns(tmp_path: Path) -> None:
     assert (code, len(turns)) == (Ending.MAX_TURNS, 2)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "failure", [Fail(400, "context_length_exceeded"), Fail(400, "budget_exhausted"), Fail(410)]
@@ -95,6 +99,7 @@ def test_a_passing_failure_is_retried_and_a_lasting_one_ends_it(tmp_path: Path) 
         assert run_agent(server, tmp_path)[0] == Ending.API_FAILED
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_cut_stream_is_asked_again_with_the_same_history(tmp_path: Path) -> None:
     with ChatServer([Say("half", cut=True), Say("Done.")]) as server:
@@ -103,6 +108,7 @@ def test_a_cut_stream_is_asked_again_with_the_same_history(tmp_path: Path) -> No
     assert server.calls[0] == server.calls[1]
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_stream_that_is_cut_each_time_ends_it(tmp_path: Path) -> None:
     with ChatServer([Say("half", cut=True)] * 3) as server:
@@ -125,6 +131,7 @@ def test_a_background_process_neither_holds_the_agent_nor_outlives_the_command(t
     wait_until_sync(lambda: not alive(int(child)))
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_long_output_is_cut_in_the_middle(tmp_path: Path) -> None:
     output = run_bash("seq 1 10000", tmp_path, timeout_s=30, max_chars=100)

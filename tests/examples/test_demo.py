@@ -31,6 +31,7 @@ def run_demo(*options: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_it_plays_errands_shows_an_episode_and_audits_all() -> None:
     done = run_demo("--sandbox", "local", "--errands", "2", "--rollouts", "3", "--least", "0")
@@ -43,6 +44,7 @@ def test_it_plays_errands_shows_an_episode_and_audits_all() -> None:
     assert "Passed" in done.stdout
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_too_few_solved_is_a_failure_and_said() -> None:
     done = run_demo("--sandbox", "local", "--errands", "1", "--rollouts", "1", "--least", "1.5")
@@ -70,6 +72,7 @@ def test_without_pytorch_it_says_what_to_install(
     assert "pip install 'turnstile-rl[embedded]'" in capsys.readouterr().err
 
 
+@pytest.mark.cases(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "by", [signal.SIGINT, pytest.param(signal.SIGHUP, marks=pytest.mark.thorough), signal.SIGTERM, signal.SIGKILL]

@@ -64,6 +64,7 @@ def test_it_passes_on_a_real_vllm_server(vllm_url: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.cases(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "said"),
@@ -88,6 +89,7 @@ def test_what_cannot_work_ends_it_with_a_clear_line(options: tuple[str, ...], sa
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.cases(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("by", [pytest.param(signal.SIGTERM, marks=pytest.mark.thorough), signal.SIGKILL])
 def test_a_run_that_is_interrupted_or_killed_leaves_nothing_running(by: signal.Signals) -> None:

@@ -227,6 +227,7 @@ def short_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_two_steps_of_the_loop_learn_from_exact_tokens(short_run: Path) -> None:

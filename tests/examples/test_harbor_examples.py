@@ -76,7 +76,7 @@ async def served(
         yield client
 
 
-async def played(client: AsyncClient, tasks: Sequence[str]) -> dict[str, Episode]:
+async def play_tasks(client: AsyncClient, tasks: Sequence[str]) -> dict[str, Episode]:
     slots = asyncio.Semaphore(AT_ONCE)
 
     async def play(task_id: str) -> Episode:
@@ -108,7 +108,7 @@ async def test_an_agent_that_solves_them_earns_1_and_a_lazy_one_0(
     tasks = {task.id: task for task in await to_thread.run_sync(load_tasks, [str(TASKS)])}
     script = script_of([tasks[name] for name in solved], [tasks[name] for name in left])
     async with served(tiny_model, tmp_path, script, monkeypatch) as client:
-        ended = await played(client, [*solved, *left])
+        ended = await play_tasks(client, [*solved, *left])
     assert {name: (one.reward, one.error) for name, one in ended.items()} == {
         **dict.fromkeys(solved, (1.0, None)),
         **dict.fromkeys(left, (0.0, None)),

@@ -95,6 +95,7 @@ async def whole(engine: SGLangEngine, prompt: Any, sampling: EngineSampling, **o
     )
 
 
+@pytest.mark.cases(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_agent_behind_a_real_server_gets_the_scripted_calls_and_the_episode_passes_its_audit(
@@ -248,6 +249,7 @@ async def test_a_model_process_that_died_is_an_engine_that_is_gone(tiny_model: P
                 await whole(engine, prompt, EngineSampling(max_new_tokens=20))
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_the_command_serves_and_leaves_nothing_behind(tiny_model: Path, tmp_path: Path) -> None:
     script = tmp_path / "script.yaml"

@@ -31,6 +31,7 @@ def take_turns(out: Path, *options: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_two_rounds_free_the_engines_memory_and_serve_the_trained_weights(tmp_path: Path) -> None:
     done = take_turns(tmp_path / "out", "--rounds", "2")

@@ -111,6 +111,7 @@ def test_habits_make_a_demonstrator_fail_often_and_the_faultless_never(renderer:
 # The policy
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_the_checkpoint_is_small_and_solves_some_held_out_errands_but_not_all() -> None:
     assert sum(path.stat().st_size for path in TINY.iterdir()) < MOST_BYTES
@@ -129,6 +130,7 @@ def test_a_new_network_copies_before_it_has_learned_anything() -> None:
     assert float(right.float().mean()) > 0.5
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_training_lowers_the_loss_on_demonstrations_that_it_has_not_seen(renderer: Renderer) -> None:
     tokenizer = AutoTokenizer.from_pretrained(TINY)
@@ -198,6 +200,7 @@ def all_same_in_memory(rollouts: list[Rollout], renderer: Renderer) -> list[int]
     return turns
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_an_episode_in_memory_is_the_real_one_token_for_token(played: list[Rollout], renderer: Renderer) -> None:
     turns = all_same_in_memory(played, renderer)

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +29,7 @@ from turnstile.exporters.trl import TurnstileServers
 from turnstile.models import EpisodeStatus, Fault
 from turnstile_server.demo import TINY
 from turnstile_server.demo.local_server import LocalServer
+from waiting import wait_until_sync
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -93,6 +93,7 @@ class Crash(TrainerCallback):  # type: ignore[misc]
         raise ZeroDivisionError("the trainer's own fault")
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_trainer_that_crashes_leaves_no_worker_no_open_episode_and_no_paused_engine(
     server: LocalServer, run: example.Run
@@ -142,6 +143,7 @@ def trainer_group(group: int) -> list[int]:
     return found
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "alone", [True, pytest.param(False, marks=pytest.mark.thorough)], ids=["alone", "with its worker"]
@@ -171,30 +173,29 @@ def test_the_episodes_of_a_trainer_that_was_killed_are_freed(
         ) as trainer,
     ):
         try:
-            until = time.monotonic() + 200
-            while len(open_now()) < 4:
+
+            def four_run() -> bool:
                 assert trainer.poll() is None, (tmp_path / "log").read_text()[-3000:]
-                assert time.monotonic() < until
-                time.sleep(0.1)
+                return len(open_now()) >= 4
+
+            wait_until_sync(four_run, within_s=200)
         finally:
             (os.kill if alone else os.killpg)(trainer.pid, signal.SIGKILL)
-        killed = time.monotonic()
         left = {each.episode_id for each in open_now()}
         assert left
-        while open_now():
-            assert time.monotonic() < killed + 180, "the episodes of a killed trainer hold their places"
-            time.sleep(0.2)
+        wait_until_sync(lambda: not open_now(), "a killed trainer's episodes end", within_s=180)
         for episode_id in left:
             ended = client.episode(episode_id).status()
             assert ended.status is EpisodeStatus.CANCELLED
             if not alone:  # else the worker cancels them
                 assert ended.error is not None
                 assert (ended.error.type, ended.error.fault) == ("lease_lapsed", Fault.CALLER)
-        while trainer_group(trainer.pid):  # its worker ends after it has cancelled them
-            assert time.monotonic() < killed + 240, "the worker of a killed trainer lives on"
-            time.sleep(0.2)
+        wait_until_sync(  # its worker ends after it has cancelled them
+            lambda: not trainer_group(trainer.pid), "the worker of a killed trainer ends", within_s=240
+        )
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize("by", [pytest.param(signal.SIGTERM, marks=pytest.mark.thorough), signal.SIGKILL])
 def test_the_example_that_is_stopped_or_killed_leaves_nothing_running(tmp_path: Path, by: signal.Signals) -> None:
@@ -202,6 +203,7 @@ def test_the_example_that_is_stopped_or_killed_leaves_nothing_running(tmp_path: 
     leaves_nothing_when_interrupted([*command, "--held-out", "8"], ROOT / "examples", by=by)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_the_example_trains_the_tiny_policy_as_written(tmp_path: Path) -> None:
     out, steps = tmp_path / "out", 2

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from turnstile.exporters.trl.rows import oldest_version
 from turnstile.exporters.trl.worker import WorkerFailed
 from turnstile.models import EpisodeStatus, Sample
 from turnstile_server.demo.local_server import running
+from waiting import wait_until_sync
 
 STALE_S = 3600.0
 
@@ -51,11 +52,6 @@ def take(worker: TurnstileRolloutWorker, number: int) -> list[RolloutSample]:
         except queue.Empty:
             worker.check_health(STALE_S)
     return found
-
-
-def until(holds: Callable[[], bool]) -> None:
-    while not holds():
-        time.sleep(0.05)
 
 
 def episodes_of(client: Client, test: str) -> list[Any]:
@@ -133,7 +129,7 @@ def test_samples_name_the_weights_that_sampled_them_and_those_of_others_are_left
     servers: TurnstileServers,
 ) -> None:
     with working(servers) as worker:
-        until(lambda: worker.rollout_buffer.qsize() > 0)
+        wait_until_sync(lambda: worker.rollout_buffer.qsize() > 0)
         assert worker.rollout_buffer.get().model_version == 1
     stranger = TurnstileServers(servers.urls, key=servers.key, run="another-run")
     with working(stranger, max_barren=1) as worker, pytest.raises(WorkerFailed, match="did not send"):
@@ -157,11 +153,11 @@ def test_flat_groups_are_played_again_where_that_is_wanted(servers: TurnstileSer
 
 def test_no_more_is_in_flight_than_was_asked(servers: TurnstileServers, client: Client) -> None:
     with working(servers, max_inflight=5, metadata={"test": "bounded"}) as worker:
-        until(lambda: worker.rollout_buffer.qsize() == 4)
+        wait_until_sync(lambda: worker.rollout_buffer.qsize() == 4)
         time.sleep(1)  # room for a third group to be begun, which it must not be
         assert len(episodes_of(client, "bounded")) == 4
         worker.rollout_buffer.get()
-        until(lambda: len(episodes_of(client, "bounded")) == 6)
+        wait_until_sync(lambda: len(episodes_of(client, "bounded")) == 6)
 
 
 # How it ends
@@ -169,7 +165,7 @@ def test_no_more_is_in_flight_than_was_asked(servers: TurnstileServers, client: 
 
 def test_stop_cancels_the_episodes_and_ends_the_process(servers: TurnstileServers, client: Client) -> None:
     with working(servers, UNGRADED, agent=trl_support.for_ever, metadata={"test": "stopped"}) as worker:
-        until(lambda: turns_of(client, episodes_of(client, "stopped")) == 4)
+        wait_until_sync(lambda: turns_of(client, episodes_of(client, "stopped")) == 4)
         assert worker._process is not None
         pid = worker._process.pid
         worker.stop()
@@ -178,6 +174,7 @@ def test_stop_cancels_the_episodes_and_ends_the_process(servers: TurnstileServer
     assert pid not in {found for found, _ in running()}
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_trainer_killed_with_kill_9_leaves_neither_worker_nor_episodes(door: Door, client: Client) -> None:
     program = "import sys, trl_support; trl_support.main(*sys.argv[1:])"
@@ -190,13 +187,15 @@ def test_a_trainer_killed_with_kill_9_leaves_neither_worker_nor_episodes(door: D
         try:
             assert trainer.stdout is not None
             pid = int(trainer.stdout.readline())
-            ours: list[Any] = []
-            while turns_of(client, ours) < 2:
-                ours = [e for e in client.episodes() if (e.group_id or "").startswith("killed-")]
-                time.sleep(0.05)
+
+            def with_two_turns() -> list[Any]:
+                found = [e for e in client.episodes() if (e.group_id or "").startswith("killed-")]
+                return found if turns_of(client, found) >= 2 else []
+
+            ours = wait_until_sync(with_two_turns)
         finally:
             trainer.kill()
-    until(lambda: pid not in {found for found, _ in running()})
+    wait_until_sync(lambda: pid not in {found for found, _ in running()})
     ended = {client.episode(episode.episode_id).status().status for episode in ours}
     assert ended == {EpisodeStatus.CANCELLED}
 
@@ -213,13 +212,14 @@ def test_groups_that_never_give_anything_fail_the_worker_instead_of_starving_the
         take(worker, 1)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_worker_whose_loop_stands_still_is_told_and_killed(servers: TurnstileServers, client: Client) -> None:
     options = {"agent": trl_support.blocks, "stop_s": 1.0, "metadata": {"test": "blocked"}}
     with working(servers, UNGRADED, **options) as worker:
-        until(lambda: bool(episodes_of(client, "blocked")))
+        wait_until_sync(lambda: bool(episodes_of(client, "blocked")))
         with pytest.raises(WorkerFailed, match="no sign of life"):
-            until(lambda: worker.check_health(3.0) is not None)
+            wait_until_sync(lambda: worker.check_health(3.0) is not None)
         assert worker._process is not None
         pid = worker._process.pid
         worker.stop()

@@ -74,7 +74,9 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(place: Path, runner: str, *expected: str, python: str = sys.executable) -> tuple[dict[str, str], Any, int]:
+def run_tests(
+    place: Path, runner: str, *expected: str, python: str = sys.executable
+) -> tuple[dict[str, str], Any, int]:
     """Status by test id, the whole of what was said, the exit status."""
     config = {
         "nonce": NONCE.hex(),
@@ -110,7 +112,7 @@ def test_only_tests_that_ran_and_passed_are_passed(place: Path) -> None:
         "Never.test_pass": "not run",
         "Async.test_pass": "passed",
     }
-    statuses, said, exit_status = run(place, "unittest", *(f"test_it.{name}" for name in wanted))
+    statuses, said, exit_status = run_tests(place, "unittest", *(f"test_it.{name}" for name in wanted))
     assert statuses == {f"test_it.{name}": status for name, status in wanted.items()}
     assert exit_status == 1
     assert "no set-up" in json.dumps(said["failed"])
@@ -118,7 +120,7 @@ def test_only_tests_that_ran_and_passed_are_passed(place: Path) -> None:
 
 def test_all_passed_is_exit_status_0(place: Path) -> None:
     (place / "tests/test_it.py").write_text(UNIT)
-    assert run(place, "unittest", "test_it.One.test_pass", "test_it.Async.test_pass")[2] == 0
+    assert run_tests(place, "unittest", "test_it.One.test_pass", "test_it.Async.test_pass")[2] == 0
 
 
 def test_hidden_tests_may_be_a_package_with_helpers(place: Path) -> None:
@@ -130,7 +132,7 @@ def test_hidden_tests_may_be_a_package_with_helpers(place: Path) -> None:
         "import unittest\nfrom lib import two\nfrom hidden.helper import WANT\n"
         "class T(unittest.TestCase):\n    def test_a(self): self.assertEqual(two(), WANT)\n"
     )
-    assert run(place, "unittest", "hidden.test_it.T.test_a")[2] == 0
+    assert run_tests(place, "unittest", "hidden.test_it.T.test_a")[2] == 0
 
 
 def test_pytest_tells_by_id(place: Path) -> None:
@@ -145,7 +147,7 @@ def test_pytest_tells_by_id(place: Path) -> None:
         "test_pass": "passed",
         "test_not_there": "not run",
     }
-    statuses, _, exit_status = run(place, "pytest", *(f"test_it.py::{name}" for name in wanted))
+    statuses, _, exit_status = run_tests(place, "pytest", *(f"test_it.py::{name}" for name in wanted))
     assert statuses == {f"test_it.py::{name}": status for name, status in wanted.items()}
     assert exit_status == 1
 
@@ -173,7 +175,7 @@ def test_what_is_planted_for_pytest_does_nothing(
     for path, text in planted.items():
         (place / "work" / path).parent.mkdir(exist_ok=True)
         (place / "work" / path).write_text(text)
-    assert run(place, "pytest", "test_it.py::test_a")[2] == exit_status
+    assert run_tests(place, "pytest", "test_it.py::test_a")[2] == exit_status
 
 
 PYTEST_CHEATS = {
@@ -188,7 +190,7 @@ PYTEST_CHEATS = {
 def test_work_that_changes_pytest_does_not_pass(place: Path, cheat: str) -> None:
     (place / "tests/test_it.py").write_text("from lib import two\ndef test_a(): assert two() == 2\n")
     (place / "work/lib.py").write_text(cheat + "def two(): return 3\n")
-    statuses, _, exit_status = run(place, "pytest", "test_it.py::test_a")
+    statuses, _, exit_status = run_tests(place, "pytest", "test_it.py::test_a")
     assert statuses["test_it.py::test_a"] != "passed"
     assert exit_status == 1
 
@@ -196,7 +198,9 @@ def test_work_that_changes_pytest_does_not_pass(place: Path, cheat: str) -> None
 def test_an_image_without_pytest_is_a_fault(place: Path, tmp_path: Path) -> None:
     venv.create(tmp_path / "bare", with_pip=False)
     (place / "tests/test_it.py").write_text("def test_a(): pass\n")
-    _, said, exit_status = run(place, "pytest", "test_it.py::test_a", python=str(tmp_path / "bare/bin/python"))
+    _, said, exit_status = run_tests(
+        place, "pytest", "test_it.py::test_a", python=str(tmp_path / "bare/bin/python")
+    )
     assert said["faults"] == ["pytest is not in the image"]
     assert exit_status == FAULTY
 

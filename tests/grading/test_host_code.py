@@ -135,6 +135,7 @@ async def test_an_openenv_rubric_is_a_grader_and_its_children_stand_beside_it() 
     assert grade_in_words(graded.detail, graded.components) == "code: code is 0.4"
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 async def test_an_llm_judge_of_openenv_that_says_nothing_is_no_reward_behind_any_gate() -> None:
     for reply, said in (("I cannot say.", "without a score"), ("down", "RuntimeError: 503")):

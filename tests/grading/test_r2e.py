@@ -235,7 +235,7 @@ async def test_tests_that_cannot_run_leave_any_work_without_a_reward(provider: D
         await graded(provider, broken, {})
 
 
-async def played(rows: Path, policy: Policy, model: Path) -> PlayedEpisode:
+async def play_episode(rows: Path, policy: Policy, model: Path) -> PlayedEpisode:
     with tempfile.TemporaryDirectory(prefix="ts-") as run_dir:
         sandboxes = {"kind": "docker", "run_dir": Path(run_dir)}
         settings = Settings(model=model, sandboxes=sandboxes, tasks={"sources": [f"rows:{rows}"]})
@@ -247,7 +247,7 @@ async def played(rows: Path, policy: Policy, model: Path) -> PlayedEpisode:
 async def test_an_agent_plays_the_row_and_its_solution_is_worth_1(
     rows: Path, task: Task, tiny_model: Path
 ) -> None:
-    told = await played(rows, ShellPolicy(solution_commands(task, TaskSettings())), tiny_model)
+    told = await play_episode(rows, ShellPolicy(solution_commands(task, TaskSettings())), tiny_model)
     shown = (told.episode.status, told.episode.error, told.episode.reward)
     assert shown == (EpisodeStatus.COMPLETED, None, 1.0), told.episode.grading
 
@@ -260,7 +260,7 @@ async def test_an_agent_that_looks_for_tests_and_history_finds_none(rows: Path, 
         seen.extend(message.text for message in call.messages if message.role != call.own_role)
         return looks(call)
 
-    told = await played(rows, watched, tiny_model)
+    told = await play_episode(rows, watched, tiny_model)
     assert (told.episode.status, told.episode.error, told.episode.reward) == (EpisodeStatus.COMPLETED, None, 0.0)
     text = "\n".join(seen)
     assert "searched" in text, "the commands ran, and were answered"

@@ -47,7 +47,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-async def played(rows: Path, policy: Policy, model: Path) -> PlayedEpisode:
+async def play_episode(rows: Path, policy: Policy, model: Path) -> PlayedEpisode:
     with tempfile.TemporaryDirectory(prefix="ts-") as run_dir:
         sandboxes = {"kind": "docker", "docker_python": "carried", "run_dir": Path(run_dir)}
         pythons = {"swebench": Path(os.environ["TURNSTILE_SWEBENCH_PYTHON"])}
@@ -58,7 +58,7 @@ async def played(rows: Path, policy: Policy, model: Path) -> PlayedEpisode:
 
 async def test_the_solution_of_the_row_is_worth_1(rows: Path, tiny_model: Path) -> None:
     task = load_tasks([f"rows:{rows}"]).get(ROW)
-    told = await played(rows, ShellPolicy(solution_commands(task, TaskSettings())), tiny_model)
+    told = await play_episode(rows, ShellPolicy(solution_commands(task, TaskSettings())), tiny_model)
     shown = (told.episode.status, told.episode.error, told.episode.reward)
     assert shown == (EpisodeStatus.COMPLETED, None, 1.0), told.episode.agent_output
     assert told.accounted
@@ -73,7 +73,7 @@ async def test_an_agent_that_looks_for_the_solution_finds_none(rows: Path, tiny_
         seen.extend(message.text for message in call.messages if message.role != call.own_role)
         return looks(call)
 
-    told = await played(rows, watched, tiny_model)
+    told = await play_episode(rows, watched, tiny_model)
     assert (told.episode.status, told.episode.error, told.episode.reward) == (EpisodeStatus.COMPLETED, None, 0.0)
     assert told.episode.grading is not None
     assert {failed["message"] for failed in told.episode.grading["swe"]["failed"]} == {"FAIL_TO_PASS"}

@@ -14,29 +14,31 @@ NONCE = b"n" * 32
 EXPECTED = ("a", "b")
 
 
-def said(nonce: bytes = NONCE, code: int = 0, *, timed_out: bool = False, **answer: Any) -> ExecResult:
+def result_of_program(
+    nonce: bytes = NONCE, code: int = 0, *, timed_out: bool = False, **answer: Any
+) -> ExecResult:
     whole = {"faults": [], "passed": list(EXPECTED), "failed": [], "slowest": [], "output": "", **answer}
     return ExecResult(code, signed(nonce, whole) + b"\n", b"", 0, timed_out, 1.0)
 
 
 def test_all_that_was_expected_and_exit_status_0_is_passed() -> None:
-    assert read_tests(said(), EXPECTED, NONCE).passed
+    assert read_tests(result_of_program(), EXPECTED, NONCE).passed
 
 
 @pytest.mark.parametrize(
     "result",
     [
-        said(code=1),
-        said(code=137),
-        said(passed=["a"]),
-        said(passed=["a", "b", "b"]),
-        said(passed=["a", "b", "c"]),
-        said(passed=[]),
-        said(failed=[["b", "failed", "why"]]),
-        said(passed=["a"], failed=[["b", "failed", "why"]]),
-        said(timed_out=True),
-        said(nonce=b"m" * 32),
-        said(faults=["nothing can run"]),
+        result_of_program(code=1),
+        result_of_program(code=137),
+        result_of_program(passed=["a"]),
+        result_of_program(passed=["a", "b", "b"]),
+        result_of_program(passed=["a", "b", "c"]),
+        result_of_program(passed=[]),
+        result_of_program(failed=[["b", "failed", "why"]]),
+        result_of_program(passed=["a"], failed=[["b", "failed", "why"]]),
+        result_of_program(timed_out=True),
+        result_of_program(nonce=b"m" * 32),
+        result_of_program(faults=["nothing can run"]),
         ExecResult(0, b"2 passed", b"", 0, False, 1.0),
         ExecResult(0, b"", b"", 0, False, 1.0),
     ],
@@ -47,7 +49,7 @@ def test_anything_less_is_not(result: ExecResult) -> None:
 
 
 def test_a_fault_is_believed_with_its_exit_status_only() -> None:
-    assert read_tests(said(code=3, faults=["no pytest"]), EXPECTED, NONCE).fault == "no pytest"
+    assert read_tests(result_of_program(code=3, faults=["no pytest"]), EXPECTED, NONCE).fault == "no pytest"
 
 
 def test_failed_tests_are_one_line_each_whatever_their_messages_hold() -> None:

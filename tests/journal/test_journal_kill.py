@@ -90,6 +90,7 @@ async def kill_often(directory: Path, kills: int, seed: int) -> int:
     return sum(len(found) for found in everything.values())
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("kills", [21, pytest.param(100, marks=pytest.mark.thorough)])

@@ -284,6 +284,7 @@ async def test_nobody_else_gets_the_port_while_the_engine_loads(toy: Toy) -> Non
     await process.stop()
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 async def test_an_owner_that_is_killed_at_any_moment_leaves_nothing(toy: Toy) -> None:
     toy.behave("children")

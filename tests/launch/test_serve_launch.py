@@ -96,6 +96,7 @@ def test_a_server_that_is_killed_while_it_serves_leaves_no_engine(
         toy.wait_gone()
 
 
+@pytest.mark.thorough
 def test_a_server_that_is_killed_while_the_engine_starts_leaves_no_engine(
     toy: Toy, tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -108,6 +109,7 @@ def test_a_server_that_is_killed_while_the_engine_starts_leaves_no_engine(
         toy.wait_gone()
 
 
+@pytest.mark.thorough
 def test_a_server_that_is_killed_while_it_stops_leaves_no_engine(
     toy: Toy, tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -122,6 +124,7 @@ def test_a_server_that_is_killed_while_it_stops_leaves_no_engine(
         toy.wait_gone()
 
 
+@pytest.mark.thorough
 def test_a_start_that_waits_for_the_engine_says_so_and_can_be_stopped(
     toy: Toy, tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -140,6 +143,7 @@ def test_a_start_that_waits_for_the_engine_says_so_and_can_be_stopped(
         assert toy.left() == []
 
 
+@pytest.mark.thorough
 def test_ready_says_that_no_engine_serves_and_that_a_pause_lasts(
     toy: Toy, tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -178,6 +182,7 @@ def test_an_engine_that_cannot_start_ends_the_server_with_the_engines_words(
         assert server.log.endswith("OSError: no weights here\n")
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [

@@ -29,7 +29,7 @@ def examples(section: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
 
 
-async def run(code: str, **names: str) -> None:
+async def run_code(code: str, **names: str) -> None:
     """Run an example; one with ``await`` on this loop, another in a thread, as its reader would."""
     compiled = compile(code, PAGE.name, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     scope: dict[str, Any] = dict(names)
@@ -62,7 +62,7 @@ ROWS = [
 async def test_an_example_runs_as_printed(
     playing: Door, capsys: pytest.CaptureFixture[str], section: str, number: int, said: list[str]
 ) -> None:
-    await run(examples(section)[number], URL=playing.url, KEY=playing.key)
+    await run_code(examples(section)[number], URL=playing.url, KEY=playing.key)
     printed = capsys.readouterr().out
     for part in said:
         assert part in printed, printed
@@ -77,7 +77,7 @@ async def test_the_gymnasium_example_runs_as_printed(
 ) -> None:
     [_, code] = examples("Turnstile's own clients")
     with trainer_server(tiny_model, tmp_path, sandboxes={"kind": "local"}) as server:
-        await run(code, URL=server.url, KEY=server.key)
+        await run_code(code, URL=server.url, KEY=server.key)
     assert "reward 0.0 done True completed" in capsys.readouterr().out
 
 

@@ -81,6 +81,7 @@ async def test_a_step_has_the_time_it_asks_for_and_says_when_it_is_over(door: Do
         assert told["done"] is False
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 async def test_a_step_may_last_longer_than_the_framework_s_30_seconds(door: Door, paused: None) -> None:
     async with wired(door) as wire:

@@ -38,7 +38,7 @@ async def rpc_socket(door: Door) -> AsyncIterator[Wire]:
         yield Wire(connection)
 
 
-async def call(wire: Wire, method: str, **params: Any) -> dict[str, Any]:
+async def call_method(wire: Wire, method: str, **params: Any) -> dict[str, Any]:
     told = await wire.ask({"jsonrpc": "2.0", "id": 1, "method": method, "params": params})
     assert (told["jsonrpc"], told["id"]) == ("2.0", 1)
     return told
@@ -46,26 +46,31 @@ async def call(wire: Wire, method: str, **params: Any) -> dict[str, Any]:
 
 async def test_a_socket_creates_a_session_lists_calls_and_closes(door: Door) -> None:
     async with rpc_socket(door) as wire:
-        session = (await call(wire, "openenv/session/create", task=TASK))["result"]["session_id"]
-        assert (await call(wire, "openenv/session/create"))["result"]["session_id"] == session
-        [tool] = (await call(wire, "tools/list"))["result"]["tools"]
+        session = (await call_method(wire, "openenv/session/create", task=TASK))["result"]["session_id"]
+        assert (await call_method(wire, "openenv/session/create"))["result"]["session_id"] == session
+        [tool] = (await call_method(wire, "tools/list"))["result"]["tools"]
         assert (tool["name"], tool["inputSchema"]["type"]) == ("submit", "object")
-        result = (await call(wire, "tools/call", name="submit", arguments={"answer": ANSWER}))["result"]
+        result = (await call_method(wire, "tools/call", name="submit", arguments={"answer": ANSWER}))["result"]
         assert (result["isError"], result["content"][0]["text"]) == (False, result["data"])
-        assert (await call(wire, "openenv/session/close"))["result"] == {"session_id": session, "closed": True}
+        assert (await call_method(wire, "openenv/session/close"))["result"] == {
+            "session_id": session,
+            "closed": True,
+        }
         assert await ended(door, session) == "completed"
-        following = (await call(wire, "openenv/session/create", task=TASK))["result"]["session_id"]
+        following = (await call_method(wire, "openenv/session/create", task=TASK))["result"]["session_id"]
         assert following != session
     assert await ended(door, following) == "cancelled"
 
 
 async def test_a_socket_that_calls_a_tool_at_once_plays_a_task_of_the_server(sandboxed: Door) -> None:
     async with rpc_socket(sandboxed) as wire:
-        tools = (await call(wire, "tools/list"))["result"]["tools"]
+        tools = (await call_method(wire, "tools/list"))["result"]["tools"]
         by_name = {tool["name"]: tool for tool in tools}
         assert {"bash", "submit"} <= by_name.keys()
         assert {"inputSchema", "annotations"} <= by_name["bash"].keys()
-        result = (await call(wire, "tools/call", name="bash", arguments={"command": "echo out; exit 3"}))["result"]
+        result = (await call_method(wire, "tools/call", name="bash", arguments={"command": "echo out; exit 3"}))[
+            "result"
+        ]
         assert result["structuredContent"]["exit_code"] == 3
         assert "out" in result["data"]
 
@@ -87,13 +92,13 @@ async def test_a_message_that_cannot_be_answered_is_an_error_and_the_socket_goes
 ) -> None:
     async with rpc_socket(door) as wire:
         assert (await wire.ask(text))["error"]["code"] == code
-        assert (await call(wire, "ping"))["result"] == {}
+        assert (await call_method(wire, "ping"))["result"] == {}
 
 
 async def test_a_notification_has_no_answer(door: Door) -> None:
     async with rpc_socket(door) as wire:
         await wire.send({"jsonrpc": "2.0", "method": "notifications/initialized"})
-        assert (await call(wire, "ping"))["result"] == {}
+        assert (await call_method(wire, "ping"))["result"] == {}
 
 
 async def test_a_socket_of_json_rpc_has_the_bounds_of_the_other(open_door: OpenDoor) -> None:
@@ -104,7 +109,7 @@ async def test_a_socket_of_json_rpc_has_the_bounds_of_the_other(open_door: OpenD
             async with rpc_socket(door) as second:
                 told = await second.receive()
                 assert (told["error"]["code"], told["error"]["data"]["max_sessions"]) == (-32000, 1)
-            await call(wire, "openenv/session/create", task=TASK)
+            await call_method(wire, "openenv/session/create", task=TASK)
             with pytest.raises(ConnectionClosed) as closed:
                 await flood(wire)
             assert closed.value.rcvd is not None
@@ -162,7 +167,7 @@ async def test_a_client_that_vanishes_in_mid_call_takes_the_running_command_with
                     {"type": "step", "data": {"type": "call_tool", "tool_name": "bash", "arguments": arguments}}
                 )
             else:
-                episode_id = (await call(wire, "openenv/session/create", task=SLOW))["result"]["session_id"]
+                episode_id = (await call_method(wire, "openenv/session/create", task=SLOW))["result"]["session_id"]
                 params = {"name": "bash", "arguments": arguments}
                 await wire.send({"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": params})
             await until_sleeping(seconds, True)

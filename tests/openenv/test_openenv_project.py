@@ -76,6 +76,7 @@ def test_a_server_without_a_model_is_healthy_and_tells_what_it_lacks(tmp_path: P
         assert httpx.get(f"{url.removesuffix(KEY)}wrong-key-0123456789/episodes").status_code == 401
 
 
+@pytest.mark.cases(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["simulation", "production"])
 @pytest.mark.parametrize("model", [False, True])
@@ -124,6 +125,7 @@ def test_uvicorn_serves_the_application_that_openenv_names(tmp_path: Path, tiny_
         process.wait()
 
 
+@pytest.mark.cases(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "value"), [("TURNSTILE_MODEL", "/nowhere"), ("TURNSTILE_ENGINE__KIND", "sglang")]

@@ -146,6 +146,7 @@ def test_without_the_server_the_demo_says_what_to_install(
     thin.shell("python -c 'import turnstile, turnstile.exporters.slime'")
 
 
+@pytest.mark.thorough
 def test_the_demo_plays_in_an_empty_folder(installed: Installed) -> None:
     played = installed.shell("turnstile demo --sandbox local --errands 3 --rollouts 2 --least 0")
     assert "of 6 episodes, by the policy's own sampling" in played
@@ -275,6 +276,7 @@ def looked_at(installed: Installed, folder: str) -> int:
     return total
 
 
+@pytest.mark.thorough
 def test_the_gymnasium_loop_plays_as_written(installed: Installed) -> None:
     text = section("Train on it")
     (code,) = blocks(text, "python")

@@ -19,7 +19,7 @@ from test_token_floor import FAMILIES, family
 from tokenizers import Tokenizer
 from tokenizers_of_families import BYTEWISE, changed
 
-from products import cases, examples
+from products import examples
 from turnstile_server.rendering import encoder as encoder_module
 from turnstile_server.rendering import repeat_encoder
 from turnstile_server.rendering.encoder import TextEncoder
@@ -100,8 +100,9 @@ def test_the_ids_of_a_text_with_repeats_are_those_of_the_stock_call(
     assert encoder.encode(text).tolist() == stock
 
 
+@pytest.mark.cases(16)
 @pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize("unit", cases(UNITS, 2))
+@pytest.mark.parametrize("unit", UNITS)
 def test_little_of_a_long_repeat_goes_through_the_tokenizer(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch, name: str, unit: str
 ) -> None:

@@ -92,7 +92,7 @@ async def loop_turns() -> None:
         await anyio.lowlevel.checkpoint()
 
 
-async def said(listener: HttpEpisodeListener, *pieces: bytes) -> bytes:
+async def answer_of(listener: HttpEpisodeListener, *pieces: bytes) -> bytes:
     """What the listener answers until it ends the connection."""
     stream: SocketStream = await anyio.connect_tcp(*listener.address)
     answer = b""
@@ -116,7 +116,7 @@ async def test_a_tcp_connection_is_served_after_its_token_however_it_is_cut_up(
 ) -> None:
     token = listener.token.encode()
     for pieces in ([token + b"\n" + REQUEST], [token[:5], token[5:], b"\n", REQUEST], [token + b"\n", REQUEST]):
-        assert b"GET /e/one/x 0" in await said(listener, *pieces)
+        assert b"GET /e/one/x 0" in await answer_of(listener, *pieces)
 
 
 async def test_a_tcp_connection_without_the_token_reaches_nothing(
@@ -125,14 +125,14 @@ async def test_a_tcp_connection_without_the_token_reaches_nothing(
     token = listener.token.encode()
     wrong = [REQUEST, b"\n" + REQUEST, token[:-1] + b"\n" + REQUEST, token + b"x\n" + REQUEST, b"x" * 5000]
     for piece in wrong:
-        assert await said(listener, piece) == b""
+        assert await answer_of(listener, piece) == b""
     assert echo_app.paths == []
 
 
 async def test_a_silent_tcp_connection_makes_way_for_one_that_speaks(listener: HttpEpisodeListener) -> None:
     held = [await anyio.connect_tcp(*listener.address) for _ in range(3)]
     await loop_turns()  # the listener accepts them
-    assert (await said(listener, listener.token.encode() + b"\n" + REQUEST)).startswith(b"HTTP/1.1 20")
+    assert (await answer_of(listener, listener.token.encode() + b"\n" + REQUEST)).startswith(b"HTTP/1.1 20")
     with anyio.fail_after(PATIENCE_S), pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):
         await held[0].receive()
     for stream in held:

@@ -117,6 +117,7 @@ def spec(tmp_path: Path) -> SandboxSpec:
     return replace(SPEC, mounts=(Mount(folder, "/opt/set-uid"),))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS, indirect=True, ids=lambda each: each.name)
 async def test_no_attack_succeeds_and_the_table_in_the_docs_says_what_was_answered(

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from collection import parts
+from collection import FirstCases, parts
 from figures import table
-from products import cases
 from suites import SUITES, THOROUGH, command
 from test_sources import ROOT, modules_of_tests, possible_markers
 
@@ -23,7 +22,7 @@ def test_every_marker_is_known_to_the_suites() -> None:
     declared = set(
         re.findall(r'^  "(\w+): ', PYPROJECT.partition("markers = [")[2].partition("\n]")[0], re.MULTILINE)
     )
-    assert declared == {*MARKERS, THOROUGH}
+    assert declared == {*MARKERS, THOROUGH, "cases"}
 
 
 @pytest.mark.parametrize("everything", [False, True])
@@ -67,17 +66,14 @@ def test_parts_hold_each_module_once_in_order_and_take_about_the_same_time() -> 
     assert max(sums) < 1.4 * min(sums)
 
 
-def test_cases_after_the_first_are_thorough() -> None:
-    marked = cases([1, (2, 3), pytest.param(4, id="four", marks=pytest.mark.slow), 5], 1)
-    assert marked[0] == 1
-    assert [found.values for found in marked[1:]] == [(2, 3), (4,), (5,)]
-    assert [{mark.name for mark in found.marks} for found in marked[1:]] == [
-        {THOROUGH},
-        {"slow", THOROUGH},
-        {THOROUGH},
-    ]
-    assert marked[2].id == "four"
-    assert [type(found) is int for found in cases([1, 2, 3], lambda value: value == 2)] == [False, True, False]
+def test_cases_after_the_first_are_thorough(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        "import pytest\n"
+        "@pytest.mark.cases(2)\n@pytest.mark.parametrize('n', range(5))\ndef test_one(n): pass\n"
+        "@pytest.mark.parametrize('n', range(3))\ndef test_other(n): pass\n"
+    )
+    pytester.plugins.append(FirstCases())
+    pytester.inline_run("-m", "not thorough").assertoutcome(passed=5)
 
 
 def test_the_table_has_a_row_for_each_suite_and_their_sum() -> None:

@@ -26,6 +26,7 @@ def test_a_read_only_data_directory(tiny_model: Path, tmp_path: Path) -> None:
     assert "TURNSTILE_DATA_DIR" in line
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_read_only_data_directory_of_a_server_without_a_model(tmp_path: Path) -> None:
     line = refusal("--engine", "none", "--data-dir", tmp_path, under=mounted(tmp_path, "ro"))
@@ -44,6 +45,7 @@ def test_a_data_directory_of_another_user(tiny_model: Path, tmp_path: Path) -> N
     assert "--user 12345:12346" in line
 
 
+@pytest.mark.cases(1)
 @pytest.mark.slow
 @AS_ROOT
 @pytest.mark.parametrize("left", ["journal/lock", "journal", "server.secret"])
@@ -97,6 +99,7 @@ def test_something_else_in_the_place_of_a_file_is_named(tmp_path: Path, what: st
         data_dir.prepare_data_dir(tmp_path, 0)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_server_on_a_journal_that_leads_nowhere_says_so_in_one_line(tiny_model: Path, tmp_path: Path) -> None:
     _nowhere(tmp_path / "journal")
@@ -120,6 +123,7 @@ def test_a_full_disk(tiny_model: Path, tmp_path: Path) -> None:
     assert f"the data directory {tmp_path} cannot be written: its disk, or the quota on it, is full" in line
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_disk_whose_last_inodes_the_journal_takes(tiny_model: Path, tmp_path: Path) -> None:
     line = refusal("--model", tiny_model, "--data-dir", tmp_path, under=mounted(tmp_path, "size=1m,nr_inodes=4"))

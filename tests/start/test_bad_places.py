@@ -21,6 +21,7 @@ from turnstile_server.sandboxes.run_folder import MAX_FOLDER_PATH
 from turnstile_server.settings import AgentSettings, Settings
 
 
+@pytest.mark.cases(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["auto", "local"])
 def test_a_folder_for_sockets_with_too_long_a_path(tiny_model: Path, tmp_path: Path, kind: str) -> None:
@@ -42,6 +43,7 @@ def test_a_model_folder_that_the_servers_user_cannot_read(tmp_path: Path) -> Non
     assert f"chmod -R a+rX {model}" in line
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_folder_for_sockets_that_cannot_be_written(tiny_model: Path, tmp_path: Path) -> None:
     # Not below tmp_path, which is too long for a socket where tests run in parallel.
@@ -94,6 +96,7 @@ def test_agents_are_not_installed_where_nothing_can_be_run(tmp_path: Path) -> No
     assert "agents.install_dir (TURNSTILE_AGENTS__INSTALL_DIR)" in line
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_an_agent_of_plain_files_is_installed_anywhere(tmp_path: Path) -> None:
     assert install_under(tmp_path, "noexec", "plain-loop").returncode == 0

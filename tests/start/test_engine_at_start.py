@@ -35,6 +35,7 @@ def arguments(model: Path, tmp_path: Path, url: str) -> tuple[str | Path, ...]:
     return ("--model", model, "--data-dir", tmp_path / "data", "--engine", "sglang", "--engine-url", url)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_an_engine_that_never_comes(tiny_model: Path, tmp_path: Path) -> None:
     with closed_port() as port:
@@ -47,6 +48,7 @@ def test_an_engine_that_never_comes(tiny_model: Path, tmp_path: Path) -> None:
     assert "In a container this address is the container itself." in line
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_host_name_that_is_unknown(tiny_model: Path, tmp_path: Path) -> None:
     url = "http://no-such-service.invalid:30000"

@@ -23,12 +23,14 @@ import pytest
 from server_process import environment, serve_command
 
 from turnstile_server.http.acceptor import _AT_ONCE
+from waiting import wait_until_sync
 
 pytestmark = pytest.mark.slow
 
 KEY = "k" * 24
 MIB = 1 << 20
-PATIENCE_S = 60
+PATIENCE_S = 120
+"""Ends a wait for what never comes; how long anything takes decides nothing."""
 
 
 @dataclass
@@ -52,9 +54,28 @@ class Running:
     def threads(self) -> int:
         return len(os.listdir(f"/proc/{self.pid}/task"))
 
+    @property
+    def unread(self) -> int:
+        """Bytes that have come on its sockets and that it has not read."""
+        ports = {f"{urlsplit(url).port:04X}" for url in (self.control_url, self.agent_url)}
+        rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        return sum(int(row[4].partition(":")[2], 16) for row in rows if row[1].partition(":")[2] in ports)
+
+    @property
+    def cpu_s(self) -> float:
+        """The time that all its threads have computed: it does not grow while others hold the machine."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def work_of(self, http: httpx.Client) -> float:
+        """How long the server computed until it had answered a small request."""
+        began = self.cpu_s
+        assert http.get(f"{self.control_url}/health").status_code == 200
+        return self.cpu_s - began
+
     def control(self, method: str, path: str, **arguments: Any) -> httpx.Response:
         headers = {"authorization": f"Bearer {KEY}"}
-        with httpx.Client(base_url=self.control_url, headers=headers, timeout=20) as http:
+        with httpx.Client(base_url=self.control_url, headers=headers, timeout=PATIENCE_S) as http:
             return http.request(method, path, **arguments)
 
     def episode(self) -> dict[str, Any]:
@@ -67,16 +88,16 @@ class Running:
         """The status of a small call that needs no engine."""
         sent = {"model": "m", "messages": [{"role": "user", "content": "how long?"}]}
         path = urlsplit(episode["model_url"]).path + "/v1/messages/count_tokens"
-        with httpx.Client(timeout=20) as http:
+        with httpx.Client(timeout=PATIENCE_S) as http:
             return http.post(
                 self.agent_url + path, json=sent, headers={"x-api-key": episode["episode_key"]}
             ).status_code
 
     def settled(self, holds: Callable[[], bool], what: Callable[[], object]) -> None:
-        until = time.monotonic() + PATIENCE_S
-        while not holds():
-            assert time.monotonic() < until, what()
-            time.sleep(0.2)
+        try:
+            wait_until_sync(holds)
+        except AssertionError as error:
+            raise AssertionError(what()) from error
 
 
 @contextmanager
@@ -109,7 +130,7 @@ def serving(
         ready = json.loads(line)
         yield Running(process.pid, ready["control_url"], ready["agent_url"], log)
         process.terminate()
-        assert process.wait(30) == 0, log.read_text()[-3000:]
+        assert process.wait(PATIENCE_S) == 0, log.read_text()[-3000:]
     finally:
         process.kill()
         process.wait()
@@ -117,7 +138,7 @@ def serving(
 
 def opened(url: str, sent: bytes = b"") -> socket.socket:
     at = urlsplit(url)
-    connection = socket.create_connection((str(at.hostname), int(at.port or 0)), timeout=20)
+    connection = socket.create_connection((str(at.hostname), int(at.port or 0)), timeout=PATIENCE_S)
     if sent:
         with suppress(OSError):
             connection.sendall(sent)
@@ -147,13 +168,14 @@ WS_HEAD = (
 )
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "frames",
     [PING * 10_000, b"\x01\x80\0\0\0\0" + EMPTY_PART * 10_000, TEXT * 10_000],
     ids=["ping", "part", "text"],
 )
 def test_a_flood_of_tiny_frames_does_not_hold_the_server(tiny_model: Path, tmp_path: Path, frames: bytes) -> None:
-    with serving(tmp_path, tiny_model) as server, httpx.Client(timeout=60) as http, ExitStack() as stack:
+    with serving(tmp_path, tiny_model) as server, httpx.Client(timeout=PATIENCE_S) as http, ExitStack() as stack:
         http.get(f"{server.control_url}/health")
         floods = []
         for _ in range(3):
@@ -167,16 +189,15 @@ def test_a_flood_of_tiny_frames_does_not_hold_the_server(tiny_model: Path, tmp_p
                 with suppress(BlockingIOError, ConnectionError):
                     while True:
                         flood.send(frames)
-            began = time.monotonic()
-            assert http.get(f"{server.control_url}/health").status_code == 200
-            waits.append(time.monotonic() - began)
+            waits.append(server.work_of(http))
         assert max(waits) < 1.0, waits
         no_tracebacks(server)
 
 
+@pytest.mark.thorough
 def test_bodies_of_tiny_chunks_do_not_hold_the_server(tiny_model: Path, tmp_path: Path) -> None:
     """Ten bodies in chunks of one byte delayed others by 1 to 3 s."""
-    with serving(tmp_path, tiny_model) as server, httpx.Client(timeout=60) as http, ExitStack() as stack:
+    with serving(tmp_path, tiny_model) as server, httpx.Client(timeout=PATIENCE_S) as http, ExitStack() as stack:
         episodes = [server.episode() for _ in range(10)]
         other = server.episode()
         assert server.count(other) == 200
@@ -193,18 +214,17 @@ def test_bodies_of_tiny_chunks_do_not_hold_the_server(tiny_model: Path, tmp_path
                 with suppress(BlockingIOError, ConnectionError):
                     while True:
                         flood.send(b"1\r\nx\r\n" * 10_000)
-            began = time.monotonic()
-            assert http.get(f"{server.control_url}/health").status_code == 200
-            waits.append(time.monotonic() - began)
-        assert max(waits) < 0.5, waits  # about 0.02 s on a machine that does nothing else
+            waits.append(server.work_of(http))
+        assert max(waits) < 0.5, waits  # about 0.02 s
         assert server.count(other) == 200
         no_tracebacks(server)
 
 
+@pytest.mark.thorough
 def test_long_pages_that_nobody_reads_do_not_hold_the_server(tiny_model: Path, tmp_path: Path) -> None:
     """200 of them at once delayed others by 3.7 s."""
     asked = f"GET /episodes?limit=1000 HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: Bearer {KEY}\r\n\r\n".encode()
-    with serving(tmp_path, tiny_model) as server, httpx.Client(timeout=60) as http, ExitStack() as stack:
+    with serving(tmp_path, tiny_model) as server, httpx.Client(timeout=PATIENCE_S) as http, ExitStack() as stack:
         for _ in range(300):
             server.episode()
         before = server.rss_mb
@@ -213,40 +233,41 @@ def test_long_pages_that_nobody_reads_do_not_hold_the_server(tiny_model: Path, t
             stack.enter_context(opened(server.control_url, asked))
         waits = []
         for _ in range(40):
-            began = time.monotonic()
-            assert http.get(f"{server.control_url}/health").status_code == 200
-            waits.append(time.monotonic() - began)
+            waits.append(server.work_of(http))
         assert max(waits) < 1.0, waits
         assert server.rss_mb < before + 200
         no_tracebacks(server)
 
 
+@pytest.mark.thorough
 def test_what_came_while_the_server_stood_still_is_answered(tiny_model: Path, tmp_path: Path) -> None:
     """As after a suspension, or on a far too busy machine: deadlines have passed, but the requests are there."""
     request = b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
-    short = {"CONTROL__HEAD_TIMEOUT_S": "1", "GATE__IDLE_CONNECTION_S": "1"}
+    short = {"CONTROL__HEAD_TIMEOUT_S": "2", "GATE__IDLE_CONNECTION_S": "2"}
     with serving(tmp_path, tiny_model, **short) as server:
         for _ in range(2):  # whether timers or sockets come first then is not the same each time
             with ExitStack() as stack:
+                before = server.descriptors
                 kept = [stack.enter_context(opened(server.control_url, request)) for _ in range(20)]
                 for connection in kept:
                     assert heard(connection).startswith(b"HTTP/1.1 200 OK")
                 both = kept + [stack.enter_context(opened(server.control_url)) for _ in range(20)]
-                time.sleep(0.3)
+                wait_until_sync(lambda before=before: server.descriptors >= before + 40)
                 os.kill(server.pid, signal.SIGSTOP)
                 for connection in both:
                     connection.sendall(request)
-                time.sleep(2)
+                time.sleep(2.5)  # longer than the deadlines above
                 os.kill(server.pid, signal.SIGCONT)
                 for connection in both:
                     assert heard(connection).startswith(b"HTTP/1.1 200 OK")
                 assert [heard(connection) for connection in both] == [b""] * 40, "idle ones are closed as ever"
 
 
+@pytest.mark.thorough
 def test_bodies_that_are_sent_while_the_server_stands_still_are_read(tiny_model: Path, tmp_path: Path) -> None:
-    quick = {"GATE__BODY_STALL_S": "1", "GATE__BODY_TIMEOUT_S": "2", "CONTROL__BODY_STALL_S": "1"}
+    quick = {"GATE__BODY_STALL_S": "3", "GATE__BODY_TIMEOUT_S": "3", "CONTROL__BODY_STALL_S": "3"}
     with serving(tmp_path, tiny_model, **quick) as server, ExitStack() as stack:
-        episode = server.episode()
+        episode, before = server.episode(), server.descriptors
         whole = json.dumps({"model": "m", "messages": [{"role": "user", "content": "x" * 500}]}).encode()
         head = head_of(episode, "/v1/messages/count_tokens", f"content-length: {len(whole)}\r\n")
         senders = [stack.enter_context(opened(server.agent_url, head + whole[:100])) for _ in range(20)]
@@ -254,18 +275,19 @@ def test_bodies_that_are_sent_while_the_server_stands_still_are_read(tiny_model:
         named = f"host: 127.0.0.1\r\nauthorization: Bearer {KEY}\r\ncontent-length: {len(task)}\r\n\r\n"
         makes = f"POST /episodes HTTP/1.1\r\n{named}".encode()
         trainers = [stack.enter_context(opened(server.control_url, makes + task[:10])) for _ in range(5)]
-        time.sleep(0.5)
+        wait_until_sync(lambda: server.descriptors >= before + 25 and not server.unread)
         os.kill(server.pid, signal.SIGSTOP)
         for sender in senders:
             sender.sendall(whole[100:])
         for trainer in trainers:
             trainer.sendall(task[10:])
-        time.sleep(4)
+        time.sleep(4)  # longer than the deadlines above
         os.kill(server.pid, signal.SIGCONT)
         assert {heard(sender)[:12] for sender in senders} == {b"HTTP/1.1 200"}
         assert {heard(trainer)[:12] for trainer in trainers} == {b"HTTP/1.1 201"}
 
 
+@pytest.mark.thorough
 def test_heads_and_descriptors_have_the_bounds_of_the_settings(tiny_model: Path, tmp_path: Path) -> None:
     bounds = {
         "MAX_DESCRIPTORS": "1200",
@@ -365,6 +387,7 @@ def test_ten_thousand_idle_connections_are_bounded_and_leave_nothing(tmp_path: P
         no_tracebacks(server)
 
 
+@pytest.mark.thorough
 def test_unfinished_bodies_of_32_megabytes_are_bounded_and_released(tmp_path: Path, tiny_model: Path) -> None:
     """It was 1.3 GB, kept after the connections had closed."""
     with (
@@ -390,7 +413,7 @@ def test_unfinished_bodies_of_32_megabytes_are_bounded_and_released(tmp_path: Pa
                 connection.setblocking(False)
                 ready.register(connection, selectors.EVENT_WRITE)
                 left[connection] = 32 * MIB - 1
-            until = time.monotonic() + 20
+            until = time.monotonic() + 20  # what was sent until then is enough
             while ready.get_map() and time.monotonic() < until:
                 for key, _ in ready.select(1):
                     connection = key.fileobj  # type: ignore[assignment]
@@ -411,6 +434,7 @@ def test_unfinished_bodies_of_32_megabytes_are_bounded_and_released(tmp_path: Pa
         no_tracebacks(server)
 
 
+@pytest.mark.thorough
 def test_a_storm_of_resets_and_half_closes_leaves_nothing(tmp_path: Path, tiny_model: Path) -> None:
     with serving(tmp_path, tiny_model) as server:
         episode = server.episode()

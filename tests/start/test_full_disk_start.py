@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 from server_process import environment, serve_command
 
 from real_disk import fill, remount, tmpfs
+from waiting import wait_until_sync
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -48,6 +48,7 @@ def serving(model: Path, data: Path) -> Iterator[tuple[httpx.Client, dict[str, A
         process.stdout.close()
 
 
+@pytest.mark.thorough
 def test_a_server_starts_on_a_disk_that_has_become_full(tiny_model: Path, disk: Path) -> None:
     with serving(tiny_model, disk) as (client, ready):
         assert "the oldest ended episodes that a trainer has fetched are deleted" in ready["journal"]
@@ -81,10 +82,7 @@ def test_a_server_starts_on_a_disk_that_has_become_full(tiny_model: Path, disk: 
         assert "Read-only" in client.get("/ready").json()["reason"]
         assert client.delete(f"/episodes/{made[1]}").status_code == 503
         remount(disk, "rw")
-        for _ in range(400):
-            if client.get("/ready").status_code == 200:
-                break
-            time.sleep(0.05)
+        wait_until_sync(lambda: client.get("/ready").status_code == 200)
         assert client.delete(f"/episodes/{made[1]}").status_code == 204
         assert client.post("/episodes", json={"task": {"instruction": "room"}}).status_code == 201
     assert "Traceback" not in (disk.parent / "server.log").read_text()

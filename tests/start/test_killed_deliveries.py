@@ -110,6 +110,7 @@ def serving(folder: Path, model: Path) -> Iterator[Server]:
         process.wait()
 
 
+@pytest.mark.thorough
 def test_what_is_trained_after_a_kill_is_what_the_agents_got(tiny_model: Path, tmp_path: Path) -> None:
     log = tmp_path / "got"
     program = tmp_path / "agents.py"

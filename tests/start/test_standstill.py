@@ -63,6 +63,7 @@ def test_a_server_that_stands_still_ends_with_its_stacks(tiny_model: Path, tmp_p
     assert "in <lambda>" in log  # where it stood
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_it_ends_where_nobody_reads_what_it_writes(tiny_model: Path, tmp_path: Path) -> None:
     read_end, write_end = os.pipe()
@@ -80,6 +81,7 @@ def test_it_ends_where_nobody_reads_what_it_writes(tiny_model: Path, tmp_path: P
         assert process.wait(END_S) == EXIT_CODE
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_server_that_was_stopped_for_longer_goes_on(tiny_model: Path, tmp_path: Path) -> None:
     with served(tiny_model, tmp_path, 1.0) as (process, url):

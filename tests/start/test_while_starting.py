@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 from turnstile_server.http.starting import StartingApp, StartProgress
+from waiting import wait_until_sync
 
 KEY = "k" * 20
 HEALTHY_S = 30
@@ -159,26 +159,29 @@ def free_port() -> int:
 
 
 def wait_healthy(process: subprocess.Popen[str], url: str) -> None:
-    end = time.monotonic() + HEALTHY_S
-    while time.monotonic() < end:
+    def healthy() -> bool:
         assert process.poll() is None
         try:
-            assert httpx.get(f"{url}/health").json() == {"status": "healthy"}
-            return
+            answer = httpx.get(f"{url}/health").json()
         except httpx.TransportError:
-            time.sleep(0.02)
-    raise AssertionError(f"not healthy within {HEALTHY_S} s")
+            return False
+        assert answer == {"status": "healthy"}
+        return True
+
+    wait_until_sync(healthy)
 
 
 @pytest.mark.slow
 def test_a_server_whose_engine_does_not_come(tiny_model: Path, tmp_path: Path) -> None:
     flags = ("--model", tiny_model, "--engine", "sglang", "--engine-url", f"http://127.0.0.1:{free_port()}")
     with starting_server(tmp_path, *flags, START_WAIT_S="0.2", LOG_LEVEL="debug") as server:
-        end = time.monotonic() + HEALTHY_S
-        while "the engine (sglang)" not in (ready := httpx.get(f"{server.url}/ready")).text:
+
+        def engine_is_named() -> bool:
+            ready = httpx.get(f"{server.url}/ready")
             assert ready.status_code == 503
-            assert time.monotonic() < end, ready.text
-            time.sleep(0.1)
+            return "the engine (sglang)" in ready.text
+
+        wait_until_sync(engine_is_named)
         early = httpx.post(f"{server.url}/k/{KEY}/episodes", json={"task": {"instruction": "x"}})
         agent = httpx.get(f"{server.agent_url}/e/ep_1/v1/models")
         assert [early.status_code, agent.status_code] == [503, 503]

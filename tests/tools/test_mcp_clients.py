@@ -27,7 +27,7 @@ def episode(stage: McpStage, sandbox: SubprocessSandbox) -> PlayedEpisode:
     return stage.episodes.begin("e1", sandbox)
 
 
-async def run(client: str, *arguments: str, home: Path) -> str:
+async def run_client(client: str, *arguments: str, home: Path) -> str:
     """Its output; it must succeed, and call nothing but the endpoint: no updates, no telemetry."""
     env = {
         "PATH": os.environ["PATH"],
@@ -49,7 +49,7 @@ async def inspect(stage: McpStage, episode: PlayedEpisode, home: Path, *argument
     """One call of the Inspector; the result that it prints."""
     header = f"Authorization: Bearer {episode.key}"
     url = stage.tool_url(episode)
-    output = await run(
+    output = await run_client(
         "mcp-inspector", "--cli", url, "--transport", "http", "--header", header, *arguments, home=home
     )
     result: dict[str, Any] = json.loads(output)
@@ -74,7 +74,7 @@ async def test_the_inspector_starts_turnstile_mcp_and_calls_tools(
     server = (sys.executable, "-m", "turnstile", "mcp", "--tool-url", stage.tool_url(episode))
     call = ("--method", "tools/call", "--tool-name", "bash", "--tool-arg", "command=echo hello")
     key = ("-e", f"TURNSTILE_EPISODE_KEY={episode.key}")
-    said = json.loads(await run("mcp-inspector", "--cli", *key, *server, *call, home=tmp_path))
+    said = json.loads(await run_client("mcp-inspector", "--cli", *key, *server, *call, home=tmp_path))
     assert said["content"] == [{"type": "text", "text": "hello\n[exit status 0]"}]
     assert said["structuredContent"]["stdout"] == "hello\n"
 
@@ -82,8 +82,8 @@ async def test_the_inspector_starts_turnstile_mcp_and_calls_tools(
 async def test_claude_code_starts_turnstile_mcp(stage: McpStage, episode: PlayedEpisode, tmp_path: Path) -> None:
     server = (sys.executable, "-m", "turnstile", "mcp", "--tool-url", stage.tool_url(episode))
     key = ("--env", f"TURNSTILE_EPISODE_KEY={episode.key}")
-    await run("claude", "mcp", "add", "turnstile", *key, "--", *server, home=tmp_path)
-    assert "Connected" in await run("claude", "mcp", "list", home=tmp_path)
+    await run_client("claude", "mcp", "add", "turnstile", *key, "--", *server, home=tmp_path)
+    assert "Connected" in await run_client("claude", "mcp", "list", home=tmp_path)
 
 
 async def test_claude_code_connects_by_its_mcp_settings(
@@ -91,8 +91,8 @@ async def test_claude_code_connects_by_its_mcp_settings(
 ) -> None:
     header = f"Authorization: Bearer {episode.key}"
     add = ("mcp", "add", "--transport", "http", "turnstile", stage.tool_url(episode), "--header", header)
-    await run("claude", *add, home=tmp_path)
-    assert "turnstile" in (listed := await run("claude", "mcp", "list", home=tmp_path))
+    await run_client("claude", *add, home=tmp_path)
+    assert "turnstile" in (listed := await run_client("claude", "mcp", "list", home=tmp_path))
     assert "Connected" in listed, listed
     episode.end()
-    assert "Connected" not in await run("claude", "mcp", "list", home=tmp_path)
+    assert "Connected" not in await run_client("claude", "mcp", "list", home=tmp_path)

@@ -190,7 +190,7 @@ def _read(folder: Path, name: str, printed: str) -> Scenario:
     return Scenario(name, tuple(check for check in checks if check["status"] != "INFO"))
 
 
-async def played(folder: Path) -> list[Scenario]:
+async def play_scenarios(folder: Path) -> list[Scenario]:
     """Every server scenario of the suite, in its own order.
 
     Its clients wait for two seconds at most for some events, and no option changes that. So what fails beside the
@@ -215,7 +215,7 @@ def table(scenarios: list[Scenario]) -> str:
 
 
 async def test_every_scenario_that_applies_passes_and_the_docs_say_so(tmp_path: Path) -> None:
-    scenarios = await played(tmp_path)
+    scenarios = await play_scenarios(tmp_path)
     assert NOT_SERVED.keys() <= {scenario.name for scenario in scenarios}
     applying = [scenario for scenario in scenarios if scenario.name not in NOT_SERVED]
     assert [fault for scenario in applying for fault in scenario.faults] == []

@@ -57,7 +57,9 @@ async def client_of(stage: McpStage, episode: PlayedEpisode, mode: str = "legacy
         yield client
 
 
-async def said(stage: McpStage, episode: PlayedEpisode, *lines: bytes | dict[str, Any]) -> list[dict[str, Any]]:
+async def replies_to(
+    stage: McpStage, episode: PlayedEpisode, *lines: bytes | dict[str, Any]
+) -> list[dict[str, Any]]:
     """What the command answers to these lines, when nothing follows them."""
     sent = b"".join((line if isinstance(line, bytes) else json.dumps(line).encode()) + b"\n" for line in lines)
     command = (*COMMAND, "--tool-url", stage.tool_url(episode), "--episode-key", episode.key)
@@ -146,7 +148,7 @@ async def test_requests_before_the_end_of_the_input_are_answered(stage: McpStage
     client = {"name": "test", "version": "1"}
     opening = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": client}
     call = {"name": "bash", "arguments": {"command": "sleep 0.2; echo late"}}
-    opened, called = await said(
+    opened, called = await replies_to(
         stage,
         episode,
         {"jsonrpc": "2.0", "id": "a", "method": "initialize", "params": opening},
@@ -160,7 +162,7 @@ async def test_requests_before_the_end_of_the_input_are_answered(stage: McpStage
 
 async def test_what_is_no_message_is_an_error_and_stops_nothing(stage: McpStage, episode: PlayedEpisode) -> None:
     listing = {"jsonrpc": "2.0", "id": 3, "method": "tools/list"}
-    answers = await said(
+    answers = await replies_to(
         stage,
         episode,
         b"{",
@@ -191,13 +193,13 @@ async def test_a_wrong_key_a_dead_episode_and_a_server_that_is_gone_are_errors_o
     key, episode.key = episode.key, "another"
     episode.key, wrong = key, PlayedEpisode("e1", None)
     wrong.key = "wrong"
-    (refused,) = await said(stage, wrong, ping)
+    (refused,) = await replies_to(stage, wrong, ping)
     assert (refused["id"], refused["error"]["data"]) == (1, {"type": "unauthorized"})
     episode.end()
-    (gone,) = await said(stage, episode, ping)
+    (gone,) = await replies_to(stage, episode, ping)
     assert gone["error"]["data"] == {"type": "episode_ended"}
     nowhere = McpStage("http://127.0.0.1:1", stage.socket_path, stage.episodes, stage.endpoint, stage.toolbox)
-    (lost,) = await said(nowhere, episode, ping)
+    (lost,) = await replies_to(nowhere, episode, ping)
     assert "cannot be reached" in lost["error"]["message"]
 
 
@@ -282,6 +284,7 @@ async def local_server(folder: Path) -> AsyncIterator[LocalServer]:
         yield server
 
 
+@pytest.mark.cases(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("at_end", "answer", "status", "reward"),

@@ -19,7 +19,6 @@ from chat_server import ChatServer, Fail, Raw, Say
 from subprocess_sandbox import SubprocessSandbox
 from tools_support import McpStage, PlayedEpisode
 
-from products import cases
 from turnstile_server.agents.registry import SPECS, load_registry
 from turnstile_server.agents.specs.loops.loop_parts import http_connection
 
@@ -201,20 +200,18 @@ async def test_its_exit_code_says_when_the_tools_are_gone(play: Player) -> None:
     assert "no episode e2" in unknown.lines[-1]["message"]
 
 
+@pytest.mark.cases(6)
 @pytest.mark.parametrize(
     ("answer", "code", "calls"),
-    cases(
-        [
-            (Raw(200, b'{"choices": []}'), API_FAILED, None),
-            (Raw(502, b"<html>no upstream</html>", "text/html"), API_FAILED, 2),
-            (Raw(403, b'{"error": "forbidden"}'), REFUSED, 1),
-            (Raw(200, b"[]"), API_FAILED, None),
-            (Raw(200, b'{"choices": [{"message": null}]}'), API_FAILED, None),
-            (Raw(200, b'{"choices": [{"mess', promised=9), API_FAILED, 2),
-            (Raw(404, b"<html>no such page</html>", "text/html"), REFUSED, 1),
-        ],
-        3,
-    ),
+    [
+        (Raw(200, b'{"choices": []}'), API_FAILED, None),
+        (Raw(502, b"<html>no upstream</html>", "text/html"), API_FAILED, 2),
+        (Raw(403, b'{"error": "forbidden"}'), REFUSED, 1),
+        (Raw(200, b"[]"), API_FAILED, None),
+        (Raw(200, b'{"choices": [{"message": null}]}'), API_FAILED, None),
+        (Raw(200, b'{"choices": [{"mess', promised=9), API_FAILED, 2),
+        (Raw(404, b"<html>no such page</html>", "text/html"), REFUSED, 1),
+    ],
 )
 async def test_an_answer_that_is_no_completion_is_no_crash(
     play: Player, answer: Raw, code: int, calls: int | None
@@ -226,19 +223,17 @@ async def test_an_answer_that_is_no_completion_is_no_crash(
     assert (played.code, len(model.calls)) == (code, calls), played.errors
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize(
     "answer",
-    cases(
-        [
-            Raw(502, b"<html>"),
-            Raw(200, b'data: {"jsonrpc": "2.0", "id": 1, "resu', "text/event-stream"),
-            Raw(200, b"[]"),
-            Raw(200, b'{"jsonrpc": "2.0", "id": 1, "error": "no"}'),
-            Raw(200, b"data: [1]\n\n", "text/event-stream"),
-            Raw(200, b'data: {"jsonrpc": "2.0", "id": 7, "result": {}}\n\n', "text/event-stream"),
-        ],
-        2,
-    ),
+    [
+        Raw(502, b"<html>"),
+        Raw(200, b'data: {"jsonrpc": "2.0", "id": 1, "resu', "text/event-stream"),
+        Raw(200, b"[]"),
+        Raw(200, b'{"jsonrpc": "2.0", "id": 1, "error": "no"}'),
+        Raw(200, b"data: [1]\n\n", "text/event-stream"),
+        Raw(200, b'data: {"jsonrpc": "2.0", "id": 7, "result": {}}\n\n', "text/event-stream"),
+    ],
 )
 async def test_an_answer_of_the_tools_that_is_none_is_their_failure(play: Player, answer: Raw) -> None:
     with ChatServer([answer]) as tools, ChatServer([]) as model:

@@ -32,7 +32,7 @@ TASK: dict[str, Any] = {
 }
 
 
-def call(name: str, **arguments: Any) -> str:
+def tool_call_text(name: str, **arguments: Any) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
@@ -43,9 +43,9 @@ async def test_it_solves_a_task_in_a_sandbox_with_nothing_but_its_two_doors(
     work = build_backends(Settings(**{"model": tiny_model, "data_dir": tmp_path, **wanted}))
     async with staged(tiny_model, tmp_path, work=work, **wanted) as stage:
         steps = [
-            call("read_file", path="answer.py"),
-            call("edit_file", path="answer.py", old="41", new="42"),
-            call("bash", command="python3 -c 'import answer; print(answer.ANSWER)'; env"),
+            tool_call_text("read_file", path="answer.py"),
+            tool_call_text("edit_file", path="answer.py", old="41", new="42"),
+            tool_call_text("bash", command="python3 -c 'import answer; print(answer.ANSWER)'; env"),
             "Done.",
         ]
         stage.engine.answers = [says(reply_ids(stage, step)) for step in steps]

@@ -54,7 +54,7 @@ def made(server: TrainerServer, **more: Any) -> Iterator[gymnasium.Env[Any, Any]
         env.close()
 
 
-def said(server: TrainerServer, text: str) -> dict[str, Any]:
+def completion_action(server: TrainerServer, text: str) -> dict[str, Any]:
     """An action: what a policy that samples this text would give."""
     ids = server.encode(text + END)
     return pack(ids, np.linspace(-1.5, -0.25, len(ids)), WIDTH)
@@ -86,7 +86,7 @@ def test_an_agent_in_a_sandbox_is_an_environment(playing_server: TrainerServer) 
         assert prompt(playing_server, observation).endswith("<|im_start|>assistant\n")
         assert (observation["max_new_tokens"], info["answered"]) == (WIDTH, True)
         answer = answer_to(playing_server, observation)
-        action = said(playing_server, submit(answer))
+        action = completion_action(playing_server, submit(answer))
         assert action in env.action_space
         observation, reward, terminated, truncated, info = env.step(action)
         assert (reward, terminated, truncated) == (1.0, True, False)
@@ -111,11 +111,11 @@ def test_a_step_that_ends_nothing_gives_the_next_call_of_the_agent(playing_serve
         first, _ = env.reset(seed=5, options={"task": "sum-2"})
         length = int(first["prompt_length"])
         call = '<tool_call>\n{"name": "bash", "arguments": {"command": "echo hi there"}}\n</tool_call>'
-        second, reward, terminated, truncated, info = env.step(said(playing_server, call))
+        second, reward, terminated, truncated, info = env.step(completion_action(playing_server, call))
         assert (reward, terminated, truncated, info) == (0.0, False, False, {"answered": True})
         assert second["prompt_ids"][:length].tolist() == first["prompt_ids"][:length].tolist()
         assert "hi there" in prompt(playing_server, second)
-        _, reward, terminated, _, info = env.step(said(playing_server, submit("6")))
+        _, reward, terminated, _, info = env.step(completion_action(playing_server, submit("6")))
         assert (reward, terminated, info["graded"]) == (0.0, True, True)
 
 
@@ -165,7 +165,7 @@ def test_an_action_is_read_as_a_samplers_output(playing_server: TrainerServer) -
 def test_an_action_that_cannot_be_a_turn_leaves_the_call_pending(playing_server: TrainerServer) -> None:
     with made(playing_server) as env:
         env.reset(seed=1)
-        good = said(playing_server, "Hm.")
+        good = completion_action(playing_server, "Hm.")
         for wrong in (
             {"completion_ids": [5, 6], "logprobs": [-0.5]},
             {"completion_ids": [5], "logprobs": [float("nan")]},
@@ -205,13 +205,15 @@ def test_seeds_choose_tasks_and_options_name_one(playing_server: TrainerServer) 
 def test_a_reward_that_there_is_not_is_no_silent_zero(playing_server: TrainerServer) -> None:
     with made(playing_server, tasks=[{"instruction": "Say hello."}]) as env:
         env.reset()
-        _, reward, terminated, truncated, info = env.step(said(playing_server, "Hello."))
+        _, reward, terminated, truncated, info = env.step(completion_action(playing_server, "Hello."))
         assert (reward, terminated, truncated) == (0.0, True, False)
         assert (info["graded"], info["status"]) == (False, "completed")
 
 
 def test_a_budget_truncates_and_keeps_its_reward(playing_server: TrainerServer) -> None:
-    call = said(playing_server, '<tool_call>\n{"name": "bash", "arguments": {"command": "true"}}\n</tool_call>')
+    call = completion_action(
+        playing_server, '<tool_call>\n{"name": "bash", "arguments": {"command": "true"}}\n</tool_call>'
+    )
     with made(playing_server, limits={"max_sampled_tokens": int(call["length"])}) as env:
         env.reset(seed=1)
         _, reward, terminated, truncated, info = env.step(call)
@@ -223,7 +225,7 @@ def test_an_episode_that_is_cancelled_is_truncated_and_says_so(playing_server: T
         _, info = env.reset(seed=1)
         with Client(playing_server.url, key=playing_server.key) as client:
             client.episode(info["episode_id"]).cancel()
-        _, reward, terminated, truncated, info = env.step(said(playing_server, "Hm."))
+        _, reward, terminated, truncated, info = env.step(completion_action(playing_server, "Hm."))
     assert (reward, terminated, truncated) == (0.0, False, True)
     assert (info["status"], info["graded"], info["answered"]) == ("cancelled", False, False)
 
@@ -236,7 +238,9 @@ def test_a_prompt_that_is_too_long_is_an_error_at_reset_and_truncates_later(play
         pytest.raises(PromptTooLong, match="max_prompt"),
     ):
         env.reset(seed=1)
-    call = said(playing_server, '<tool_call>\n{"name": "bash", "arguments": {"command": "seq 99"}}\n</tool_call>')
+    call = completion_action(
+        playing_server, '<tool_call>\n{"name": "bash", "arguments": {"command": "seq 99"}}\n</tool_call>'
+    )
     with made(playing_server, max_prompt_tokens=length) as env:
         env.reset(seed=1)
         _, reward, terminated, truncated, info = env.step(call)
@@ -261,7 +265,7 @@ def test_it_works_in_vectors(playing_server: TrainerServer, vector: Any) -> None
             for number in range(3):
                 one = {name: column[number] for name, column in observations.items()}
                 right = answer_to(playing_server, one)
-                answers.append(said(playing_server, submit(right if number else "wrong")))
+                answers.append(completion_action(playing_server, submit(right if number else "wrong")))
             actions = {name: np.stack([answer[name] for answer in answers]) for name in answers[0]}
             _, rewards, terminated, truncated, infos = envs.step(actions)
             assert rewards.tolist() == [0.0, 1.0, 1.0]
@@ -329,7 +333,7 @@ def test_an_agent_that_is_killed_ends_the_episode(playing_server: TrainerServer)
         env.reset(seed=1)
         for pid in _agents() - before:
             os.kill(pid, signal.SIGKILL)
-        _, reward, terminated, truncated, info = env.step(said(playing_server, "Hm."))
+        _, reward, terminated, truncated, info = env.step(completion_action(playing_server, "Hm."))
     assert (reward, terminated, truncated, info["graded"]) == (0.0, False, True, True)
     assert (info["status"], info["fault"]) == ("failed", "agent")
 
@@ -355,7 +359,7 @@ def test_a_server_that_stops_is_an_error_of_the_step(tiny_model: Path, tmp_path:
     env.reset()
     running.__exit__(None, None, None)
     with pytest.raises(ServerUnavailable):
-        env.step(said(server, "Hello."))
+        env.step(completion_action(server, "Hello."))
     env.close()  # nobody there to cancel anything: logged, not raised
     env.close()
 
@@ -370,9 +374,9 @@ def test_a_server_that_goes_away_after_the_completion_leaves_no_call_to_answer_t
         env.reset(seed=1)
         monkeypatch.setattr(env.unwrapped._episode, "pending", away)
         with pytest.raises(ServerUnavailable):
-            env.unwrapped.step(said(playing_server, "Hm."))
+            env.unwrapped.step(completion_action(playing_server, "Hm."))
         with pytest.raises(gymnasium.error.ResetNeeded):
-            env.unwrapped.step(said(playing_server, "Hm, again."))
+            env.unwrapped.step(completion_action(playing_server, "Hm, again."))
         assert env.reset(seed=1)[0]["prompt_length"] > 0
     assert open_episodes(playing_server) == []
 
@@ -382,7 +386,7 @@ def test_a_call_that_the_server_does_not_know_any_more_was_not_answered(playing_
     with made(playing_server) as env:
         observation, _ = env.reset(seed=1)
         env.unwrapped._call = env.unwrapped._call.model_copy(update={"call_id": "call_of_before"})
-        same, _, terminated, _, info = env.step(said(playing_server, "Hm."))
+        same, _, terminated, _, info = env.step(completion_action(playing_server, "Hm."))
         assert (terminated, info["answered"]) == (False, False)
         np.testing.assert_array_equal(same["prompt_ids"], observation["prompt_ids"])
 
@@ -443,7 +447,7 @@ def test_parallel_calls_of_one_agent_come_one_after_another(
         ended = False
         while not ended:
             which = "first" if "first?" in prompt(server, observation) else "second"
-            observation, _, ended, _, _ = env.step(said(server, f"The {which}."))
+            observation, _, ended, _, _ = env.step(completion_action(server, f"The {which}."))
         playing.result()
     env.close()
     assert replies == {"first?": "The first.", "second?": "The second."}

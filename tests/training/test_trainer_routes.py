@@ -87,7 +87,7 @@ async def asking(created: dict[str, Any], **fields: Any) -> AsyncIterator[Asking
             yield asked
 
 
-async def told(http: httpx.AsyncClient, created: dict[str, Any], what: str, **params: Any) -> Any:
+async def get_json(http: httpx.AsyncClient, created: dict[str, Any], what: str, **params: Any) -> Any:
     response = await http.get(f"/episodes/{created['episode_id']}{what}", params=params)
     assert response.status_code == 200, response.text
     return response.json()
@@ -116,12 +116,12 @@ async def test_the_training_loop_samples_and_the_agent_never_knows(
         }
     assert asked.reply.choices[0].message.content == "Hello there."
     assert asked.reply.choices[0].finish_reason == "stop"
-    (turn,) = (await told(http, created, "/turns"))["turns"]
+    (turn,) = (await get_json(http, created, "/turns"))["turns"]
     assert (turn["completion_ids"], turn["logprobs"]) == (ids, logprobs)
     assert turn["context_ids"] == call["input_ids"]
     assert not turn["sampling"]["given"]
     await http.post(f"/episodes/{created['episode_id']}/finish")
-    samples = await told(http, created, "/samples")
+    samples = await get_json(http, created, "/samples")
     assert samples["untrained"] == []
     assert samples["samples"][0]["loss_mask"] == [0] * len(call["input_ids"]) + [1] * len(ids)
     again = await complete(http, created, call_id=call["call_id"], completion_ids=ids, logprobs=logprobs)
@@ -147,7 +147,7 @@ async def test_a_second_call_continues_the_first_ones_tokens(
         await complete(
             http, created, call_id=follow["call_id"], completion_ids=first, logprobs=[-0.5] * len(first)
         )
-    turns = (await told(http, created, "/turns"))["turns"]
+    turns = (await get_json(http, created, "/turns"))["turns"]
     assert [turn["parent_id"] for turn in turns] == [None, turns[0]["turn_id"]]
 
 
@@ -163,17 +163,17 @@ async def test_a_text_is_encoded_closed_marked_and_not_trained(
     message = asked.reply.choices[0].message
     assert message.tool_calls is not None
     assert json.loads(message.tool_calls[0].function.arguments) == {"command": "ls"}  # type: ignore[union-attr]
-    (turn,) = (await told(http, created, "/turns"))["turns"]
+    (turn,) = (await get_json(http, created, "/turns"))["turns"]
     assert turn["completion_ids"] == server.encode(text + END)
     assert turn["sampling"]["given"]
     assert set(turn["logprobs"]) == {0.0}
     await http.post(f"/episodes/{created['episode_id']}/finish")
-    samples = await told(http, created, "/samples")
+    samples = await get_json(http, created, "/samples")
     assert (samples["samples"], samples["stats"]["trained_tokens"]) == ([], 0)
     assert [(row["reason"], row["tokens"]) for row in samples["untrained"]] == [
         ("given", len(turn["completion_ids"]))
     ]
-    (row,) = (await told(http, created, "/samples", include_untrained=True))["samples"]
+    (row,) = (await get_json(http, created, "/samples", include_untrained=True))["samples"]
     assert set(row["weight_version"]) == {None}
     assert set(row["loss_mask"]) == {0}
     audit = (await http.post(f"/episodes/{created['episode_id']}/audit")).json()
@@ -193,7 +193,7 @@ async def test_a_turn_that_was_given_can_be_the_parent_of_one_that_was_sampled(
         call = (await pending(http, created))["calls"][0]
         await complete(http, created, call_id=call["call_id"], completion_ids=ids, logprobs=[-0.5] * len(ids))
     await http.post(f"/episodes/{created['episode_id']}/finish")
-    samples = await told(http, created, "/samples")
+    samples = await get_json(http, created, "/samples")
     (row,) = samples["samples"]
     assert sum(row["loss_mask"]) == len(ids)
     assert [span["trained"] for span in row["turn_spans"]] == [False, True]
@@ -249,7 +249,7 @@ async def test_the_trainer_is_told_what_is_wrong_and_nothing_is_lost(
         assert words in answer.json()["error"]["message"]
         assert (await pending(http, created))["calls"] == [call]
         await complete(http, created, call_id=call["call_id"], text="ok")
-    assert len((await told(http, created, "/turns"))["turns"]) == 1
+    assert len((await get_json(http, created, "/turns"))["turns"]) == 1
     await http.post(f"/episodes/{created['episode_id']}/cancel")
 
 
@@ -332,7 +332,7 @@ async def test_a_call_of_a_cancelled_episode_takes_no_completion(
         late = await complete(http, created, call_id=call["call_id"], text="late")
         assert (late.status_code, late.json()["error"]["type"]) == (410, "episode_ended")
     assert asked.error is not None
-    assert (await told(http, created, "/turns"))["turns"] == []
+    assert (await get_json(http, created, "/turns"))["turns"] == []
 
 
 async def test_an_agent_that_hangs_up_releases_its_call(server: TrainerServer, http: httpx.AsyncClient) -> None:
@@ -462,6 +462,7 @@ async def kill_while_a_call_waits(model: Path, data_dir: Path) -> tuple[dict[str
     return created, call["call_id"]
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 async def test_a_server_killed_while_a_call_waits_keeps_what_was_acknowledged(
     tiny_model: Path, tmp_path: Path
@@ -471,9 +472,9 @@ async def test_a_server_killed_while_a_call_waits_keeps_what_was_acknowledged(
     async with serve(tiny_model, tmp_path / "data", engine="trainer", options=NO_SANDBOX) as running:
         headers = {"authorization": f"Bearer {running.control_key}"}
         async with httpx.AsyncClient(base_url=running.control_url, headers=headers, timeout=SLOW_S) as http:
-            shown = await told(http, created, "")
+            shown = await get_json(http, created, "")
             assert (shown["status"], shown["error"]["type"]) == ("failed", "server_restarted")
-            turns = (await told(http, created, "/turns"))["turns"]
+            turns = (await get_json(http, created, "/turns"))["turns"]
             assert [turn["reply"]["content"] for turn in turns] == ["Kept."]
             assert (await pending(http, created))["calls"] == []
             assert (await complete(http, created, call_id=call_id, text="Lost.")).status_code == 404

@@ -210,9 +210,9 @@ def test_the_grade_has_the_evidence_of_each_grader(watched: Watched, episode: tu
 def test_breaks_show_what_was_known_and_what_came(watched: Watched, door: Door, api: httpx.Client) -> None:
     made = api.post("/episodes", json={"task": {"instruction": "say"}}).json()["episode_id"]
     user = {"role": "user", "content": f"one\n{HOSTILE}"}
-    reply = said(door, made, [user])
+    reply = reply_text(door, made, [user])
     edited = {"role": "assistant", "content": f"{reply} edited {HOSTILE}{'x' * 3000}"}
-    said(door, made, [user, edited, {"role": "user", "content": "go on"}])
+    reply_text(door, made, [user, edited, {"role": "user", "content": "go on"}])
     report = api.get(f"/episodes/{made}/breaks").json()
     assert report["total"] >= 1
     page = watched.open(f"/episodes/{made}?show=breaks", door.key)
@@ -232,12 +232,12 @@ def test_a_fork_leads_to_the_turn_that_it_continues(watched: Watched, door: Door
         "episode_id"
     ]
     user = {"role": "user", "content": "one"}
-    reply = said(door, origin, [user])
+    reply = reply_text(door, origin, [user])
     turn = api.get(f"/episodes/{origin}/turns", params={"arrays": False}).json()["turns"][0]["turn_id"]
     forked = api.post(f"/episodes/{origin}/fork", json={"turn_id": turn})
     assert forked.status_code == 201, forked.text
     made = forked.json()["episodes"][0]["episode_id"]
-    said(door, made, [user, {"role": "assistant", "content": reply}, {"role": "user", "content": "go on"}])
+    reply_text(door, made, [user, {"role": "assistant", "content": reply}, {"role": "user", "content": "go on"}])
     page = watched.open(f"/episodes/{made}", door.key)
     expect(page.get_by_role("article")).to_have_count(1)
     expect(page.get_by_role("article")).to_contain_text("continues a turn of another episode")
@@ -252,7 +252,7 @@ def test_a_fork_leads_to_the_turn_that_it_continues(watched: Watched, door: Door
     watched.check()
 
 
-def said(door: Door, episode_id: str, messages: list[dict[str, str]]) -> str:
+def reply_text(door: Door, episode_id: str, messages: list[dict[str, str]]) -> str:
     """A model call of the episode's agent, and the text that it got."""
     answer = httpx.post(
         f"{door.agent_url}/e/{episode_id}/v1/chat/completions",
@@ -269,7 +269,7 @@ def test_an_episode_that_runs_grows_without_moving_or_closing(
     watched: Watched, door: Door, api: httpx.Client
 ) -> None:
     made = api.post("/episodes", json={"task": {"instruction": "say"}}).json()["episode_id"]
-    said(door, made, [{"role": "user", "content": "line\n" * 900}])
+    reply_text(door, made, [{"role": "user", "content": "line\n" * 900}])
     page = watched.open(f"/episodes/{made}", door.key)
     fold = article(page, 0).locator("details").first
     fold.locator("summary").click()
@@ -279,7 +279,7 @@ def test_an_episode_that_runs_grows_without_moving_or_closing(
     before = end.bounding_box()
     assert before is not None
     for call in range(3):
-        said(door, made, [{"role": "user", "content": f"call {call}"}])
+        reply_text(door, made, [{"role": "user", "content": f"call {call}"}])
     expect(page.get_by_role("article")).to_have_count(4, timeout=30_000)
     expect(page.get_by_role("link", name="Conversation (4)")).to_have_count(1)
     expect(fold).to_have_attribute("open", "")

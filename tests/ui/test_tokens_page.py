@@ -26,7 +26,7 @@ pytestmark = pytest.mark.browser
 Window = dict[str, Any]
 
 
-def played(api: httpx.Client, door: Door, said: str) -> Window:
+def play_call(api: httpx.Client, door: Door, said: str) -> Window:
     """An episode of one call, and its tokens as the API has them: the first window."""
     made = api.post("/episodes", json={"task": {"instruction": "say"}}).json()["episode_id"]
     answer = httpx.post(
@@ -47,7 +47,7 @@ def path_of(window: Window) -> str:
 
 @pytest.mark.parametrize("watched", ["light", "dark"], indirect=True)
 def test_tokens_are_the_apis_in_every_colour(watched: Watched, door: Door, api: httpx.Client) -> None:
-    window = played(api, door, f"Grüße 🦉\n{HOSTILE}")
+    window = play_call(api, door, f"Grüße 🦉\n{HOSTILE}")
     page = watched.open(path_of(window), door.key)
     tokens = page.get_by_role("listbox", name="Tokens").get_by_role("option")
     expect(tokens).to_have_count(window["total"])
@@ -70,7 +70,7 @@ def test_tokens_are_the_apis_in_every_colour(watched: Watched, door: Door, api: 
 
 
 def test_a_token_is_found_and_its_address_opens_it(watched: Watched, door: Door, api: httpx.Client) -> None:
-    window = played(api, door, "look\n" * 4_000 + "needle 🦉 and needle")
+    window = play_call(api, door, "look\n" * 4_000 + "needle 🦉 and needle")
     assert window["total"] > len(window["ids"])  # more than one window
     turn = f"/turns/{window['turn_id']}/tokens"
     matches = api.get(f"{turn}/find", params={"text": "needle"}).json()["matches"]
@@ -101,7 +101,7 @@ def test_a_token_is_found_and_its_address_opens_it(watched: Watched, door: Door,
 
 
 def test_an_audit_colours_turns_by_their_largest_distance(watched: Watched, door: Door, api: httpx.Client) -> None:
-    window = played(api, door, "audit me")
+    window = play_call(api, door, "audit me")
     page = watched.open(f"{path_of(window)}?colour=audit", door.key)
     tokens = page.locator(".token-lines [role=option]")
     expect(page.locator(".token-lines .token-none")).to_have_count(window["total"])
@@ -149,7 +149,7 @@ def say(figure: str) -> None:
 def test_a_hundred_thousand_tokens(watched: Watched, engine: EngineProcess, tmp_path: Path) -> None:
     """Prints how long the page takes to open and how many frames a second it scrolls with."""
     with running_door(engine, tmp_path / "short") as door, client_of(door) as api:
-        made = played(api, door, "look 🦉 at this line of words\n" * 50)["episode_id"]
+        made = play_call(api, door, "look 🦉 at this line of words\n" * 50)["episode_id"]
         assert api.post(f"/episodes/{made}/finish").status_code == 200
     with start_blocking_portal() as portal:
         last = portal.call(lengthen, tmp_path / "short" / "journal", tmp_path / "long" / "journal", made)

@@ -187,6 +187,7 @@ async def shown_without_a_server(data_dir: Path) -> list[str]:
         return [episode["episode_id"] for episode in answer.json()["episodes"]]
 
 
+@pytest.mark.thorough
 def test_a_worker_that_dies_too_often_is_given_up_and_the_others_serve_on(
     tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -203,6 +204,7 @@ def test_a_worker_that_dies_too_often_is_given_up_and_the_others_serve_on(
         assert server.stop() == 0
 
 
+@pytest.mark.thorough
 def test_a_reader_of_events_is_told_that_a_worker_was_started_again(tiny_model: Path, tmp_path: Path) -> None:
     with whole_server(tiny_model, tmp_path / "data", "--workers", "2") as server:
         with server.http.stream("GET", "/events", timeout=WAIT_S) as events:
@@ -214,6 +216,7 @@ def test_a_reader_of_events_is_told_that_a_worker_was_started_again(tiny_model: 
         assert server.stop() == 0
 
 
+@pytest.mark.thorough
 def test_agents_have_one_port_where_it_is_asked_for(tiny_model: Path, tmp_path: Path) -> None:
     with whole_server(
         tiny_model, tmp_path / "data", "--workers", "2", TURNSTILE_PROCESSES__ONE_AGENT_PORT="true"

@@ -60,6 +60,7 @@ def test_a_new_folder_proves_its_tasks_and_passes_its_own_tests(tmp_path: Path) 
     assert len(world) <= 50
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_the_first_commands_of_its_readme_are_those_that_work(tmp_path: Path) -> None:
     turnstile(tmp_path, "init", "lamps")

@@ -36,7 +36,7 @@ def model(*parts: Wire) -> Wire:
     return {"role": "model", "parts": list(parts)}
 
 
-def call(name: str = "f", **fields: Any) -> Wire:
+def function_call(name: str = "f", **fields: Any) -> Wire:
     return {"functionCall": {"name": name, **fields}}
 
 
@@ -70,15 +70,15 @@ CONTENTS: dict[str, tuple[list[Wire], list[Message]]] = {
         [Message("assistant", "ab", reasoning="why, so")],
     ),
     "signatures are dropped": (
-        [model({"text": "", "thoughtSignature": "eA=="}, {**call(id="c"), "thought_signature": "eA=="})],
+        [model({"text": "", "thoughtSignature": "eA=="}, {**function_call(id="c"), "thought_signature": "eA=="})],
         [Message("assistant", "", tool_calls=(ToolCall("f", "{}", "c"),))],
     ),
     "arguments are compact JSON in their order": (
-        [model(call(args={"b": [1, 2.0], "a": {"x": None}}, id="c"))],
+        [model(function_call(args={"b": [1, 2.0], "a": {"x": None}}, id="c"))],
         [Message("assistant", "", tool_calls=(ToolCall("f", '{"b":[1,2.0],"a":{"x":null}}', "c"),))],
     ),
     "text behind a call": (
-        [model(call(args={}), T("a"))],
+        [model(function_call(args={}), T("a"))],
         [Message("assistant", "a", tool_calls=(ToolCall("f", "{}"),))],
     ),
     "snake_case": (
@@ -141,28 +141,43 @@ def test_a_result_is_the_text_in_its_wrapper_or_the_object_as_json(response: Any
 
 IDS: dict[str, tuple[list[Wire], list[str | None]]] = {
     "by name": (
-        [model(call("f", id="1"), call("g", id="2")), user(result({}, "g"), result({}, "f"))],
+        [model(function_call("f", id="1"), function_call("g", id="2")), user(result({}, "g"), result({}, "f"))],
         ["2", "1"],
     ),
     "by order among one name": (
-        [model(call("f", id="1"), call("f", id="2")), user(result({}, "f")), user(result({}, "f"))],
+        [
+            model(function_call("f", id="1"), function_call("f", id="2")),
+            user(result({}, "f")),
+            user(result({}, "f")),
+        ],
         ["1", "2"],
     ),
     "not what another result has": (
-        [model(call("f", id="1"), call("f", id="2")), user(result({}, "f", id="1"), result({}, "f"))],
+        [
+            model(function_call("f", id="1"), function_call("f", id="2")),
+            user(result({}, "f", id="1"), result({}, "f")),
+        ],
         ["1", "2"],
     ),
-    "in a reply of several contents": ([model(call("f", id="1")), model(T("a")), user(result({}, "f"))], ["1"]),
+    "in a reply of several contents": (
+        [model(function_call("f", id="1")), model(T("a")), user(result({}, "f"))],
+        ["1"],
+    ),
     "not of an earlier reply": (
-        [model(call("f", id="1")), user(T("no")), model(T("well")), user(result({}, "f"))],
+        [model(function_call("f", id="1")), user(T("no")), model(T("well")), user(result({}, "f"))],
         [None],
     ),
     "of the latest reply": (
-        [model(call("f", id="1")), user(T("no")), model(call("f", id="2")), user(result({}, "f"))],
+        [
+            model(function_call("f", id="1")),
+            user(T("no")),
+            model(function_call("f", id="2")),
+            user(result({}, "f")),
+        ],
         ["2"],
     ),
-    "unknown": ([model(call("f", id="1")), user(result({}, "g"), result({}, "f", id="x"))], [None, "x"]),
-    "calls without ids": ([model(call("f")), user(result({}, "f"))], [None]),
+    "unknown": ([model(function_call("f", id="1")), user(result({}, "g"), result({}, "f", id="x"))], [None, "x"]),
+    "calls without ids": ([model(function_call("f")), user(result({}, "f"))], [None]),
 }
 
 
@@ -364,10 +379,13 @@ REFUSED: dict[str, tuple[Wire, str]] = {
         {"contents": [GO], "systemInstruction": {"parts": [{"inlineData": {}}]}},
         r"systemInstruction\.parts\[0\]\.inlineData",
     ),
-    "call by a user": ({"contents": [user(call())]}, r"parts\[0\]\.functionCall has no place"),
+    "call by a user": ({"contents": [user(function_call())]}, r"parts\[0\]\.functionCall has no place"),
     "result by the model": ({"contents": [model(result({}))]}, r"parts\[0\]\.functionResponse has no place"),
-    "call without a name": ({"contents": [model(call(""))]}, r"functionCall\.name is missing"),
-    "arguments as text": ({"contents": [model(call(args="{}"))]}, r"functionCall\.args must be an object"),
+    "call without a name": ({"contents": [model(function_call(""))]}, r"functionCall\.name is missing"),
+    "arguments as text": (
+        {"contents": [model(function_call(args="{}"))]},
+        r"functionCall\.args must be an object",
+    ),
     "result as text": ({"contents": [user(result("a"))]}, r"functionResponse\.response must be an object"),
     "cache": ({"contents": [GO], "cachedContent": "cachedContents/x"}, "cachedContent names a context"),
     "tool twice": (
@@ -383,7 +401,10 @@ REFUSED: dict[str, tuple[Wire, str]] = {
         {"contents": [{"parts": [{"text": "a", "partMetadata": {}, "note": 1, "inlineData": {}}]}]},
         r"contents\[0\]\.parts\[0\]\.inlineData is not accepted",
     ),
-    "deep arguments": ({"contents": [model(call(args=DEEP))]}, r"functionCall\.args is nested too deeply"),
+    "deep arguments": (
+        {"contents": [model(function_call(args=DEEP))]},
+        r"functionCall\.args is nested too deeply",
+    ),
     "allowed tools": (
         {"contents": [GO], "toolConfig": {"functionCallingConfig": {"allowedFunctionNames": ["f"]}}},
         "allowedFunctionNames is not accepted",
@@ -425,11 +446,14 @@ HISTORIES: dict[str, tuple[list[Wire], list[Wire]]] = {
     "longer": (texts("a"), texts("a", "b")),
     "edited": (texts("a", "b"), texts("x", "b")),
     "thought as a number": ([model({"text": "a", "thought": True})], [model({"text": "a", "thought": 1})]),
-    "number": ([model(call(args={"n": 1})), GO], [model(call(args={"n": 1.0})), GO]),
-    "true": ([model(call(args={"n": [1]})), GO], [model(call(args={"n": [True]})), GO]),
+    "number": ([model(function_call(args={"n": 1})), GO], [model(function_call(args={"n": 1.0})), GO]),
+    "true": ([model(function_call(args={"n": [1]})), GO], [model(function_call(args={"n": [True]})), GO]),
     "result": ([user(result({"n": 1})), GO], [user(result({"n": 1.0})), GO]),
-    "snake": ([model({"function_call": {"name": "f", "args": {"n": 1}}})], [model(call(args={"n": 1.0}))]),
-    "id": ([model(call(id="1")), user(result({}))], [model(call(id="2")), user(result({}))]),
+    "snake": (
+        [model({"function_call": {"name": "f", "args": {"n": 1}}})],
+        [model(function_call(args={"n": 1.0}))],
+    ),
+    "id": ([model(function_call(id="1")), user(result({}))], [model(function_call(id="2")), user(result({}))]),
 }
 
 
@@ -442,7 +466,7 @@ def test_a_history_known_from_before_is_parsed_into_the_same(name: str) -> None:
 
 
 def test_a_history_of_calls_whose_values_are_text_is_not_parsed_again() -> None:
-    contents = [GO, model(call(args={"a": "x"}, id="1")), user(result({"output": "y"}, id="1"))]
+    contents = [GO, model(function_call(args={"a": "x"}, id="1")), user(result({"output": "y"}, id="1"))]
     before = ParseCache()
     first = GEMINI.parse(json.dumps({"contents": contents}).encode(), before, WHOLE)
     then = GEMINI.parse(json.dumps({"contents": [*contents, model(T("z"))]}).encode(), before, WHOLE)

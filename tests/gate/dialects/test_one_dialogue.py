@@ -14,13 +14,13 @@ from one_dialogue import CLIENTS, NAME, Client, Result
 pytestmark = pytest.mark.anyio
 
 
-def call(command: str) -> str:
+def tool_call_text(command: str) -> str:
     return f"<tool_call>\n{json.dumps({'name': NAME, 'arguments': {'command': command}})}\n</tool_call>"
 
 
 REPLIES = (
-    f"<think>\nWhat is there?\n</think>\n\nI look around.\n{call('ls')}",
-    f"{call('cat a.txt')}\n{call('cat b.txt')}",
+    f"<think>\nWhat is there?\n</think>\n\nI look around.\n{tool_call_text('ls')}",
+    f"{tool_call_text('cat a.txt')}\n{tool_call_text('cat b.txt')}",
     "<think>\nBoth are read.\n</think>\n\nThey hold <|im_end|-like text and ünïcödé 🙂.",
     "",
     "Nothing more to say.",

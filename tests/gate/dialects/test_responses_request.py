@@ -36,7 +36,7 @@ def read(*items: Any) -> tuple[Message, ...]:
     return tuple(messages)
 
 
-def call(**fields: Any) -> Wire:
+def function_call(**fields: Any) -> Wire:
     return {"type": "function_call", "call_id": "c", "name": "run", "arguments": "{}", **fields}
 
 
@@ -86,13 +86,19 @@ ITEMS: dict[str, tuple[Wire, list[Message]]] = {
     ),
     "no content": ({"role": "assistant", "content": None}, [Message("assistant")]),
     "call": (
-        call(id="fc_1", arguments='{"code": "x"}', status="completed", caller=None, namespace=None),
+        function_call(id="fc_1", arguments='{"code": "x"}', status="completed", caller=None, namespace=None),
         [asked_for(ToolCall("run", '{"code": "x"}', "c"))],
     ),
-    "call in a namespace": (call(namespace="mcp__probe"), [asked_for(ToolCall("mcp__probe__run", "{}", "c"))]),
-    "call with an object": (call(arguments={"code": "x"}), [asked_for(ToolCall("run", '{"code":"x"}', "c"))]),
-    "call without arguments": (call(arguments=None), [asked_for(ToolCall("run", "{}", "c"))]),
-    "call without an id": (call(call_id=None), [asked_for(ToolCall("run", "{}"))]),
+    "call in a namespace": (
+        function_call(namespace="mcp__probe"),
+        [asked_for(ToolCall("mcp__probe__run", "{}", "c"))],
+    ),
+    "call with an object": (
+        function_call(arguments={"code": "x"}),
+        [asked_for(ToolCall("run", '{"code":"x"}', "c"))],
+    ),
+    "call without arguments": (function_call(arguments=None), [asked_for(ToolCall("run", "{}", "c"))]),
+    "call without an id": (function_call(call_id=None), [asked_for(ToolCall("run", "{}"))]),
     "custom call": (custom_call(input='"p"'), [asked_for(ToolCall("patch", r'{"input":"\"p\""}', "c"))]),
     "custom call in a namespace": (
         custom_call(namespace="n"),
@@ -282,7 +288,7 @@ REFUSED: dict[str, tuple[Wire, str]] = {
     "file": ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "input_file"),
     "hosted call": ({"input": [{"type": "web_search_call", "id": "w"}]}, r"input\[0\].*'web_search_call'"),
     "shell call": ({"input": [{"type": "local_shell_call", "id": "w"}]}, r"input\[0\].*'local_shell_call'"),
-    "call without a name": ({"input": [call(name=None)]}, r"input\[0\].name is missing"),
+    "call without a name": ({"input": [function_call(name=None)]}, r"input\[0\].name is missing"),
     "input no text": ({"input": [custom_call(input=1)]}, r"input\[0\].input must be a string"),
     "summary": (
         {"input": [reasoning(summary=[{"type": "image"}])]},
@@ -393,11 +399,11 @@ def test_a_body_nested_too_deeply_to_be_repeated_is_refused() -> None:
 @pytest.mark.parametrize(
     ("first", "then"),
     [
-        ([call(arguments={"n": 1})], [call(arguments={"n": 1.0})]),
-        ([call(arguments={"n": 1})], [call(arguments={"n": True})]),
+        ([function_call(arguments={"n": 1})], [function_call(arguments={"n": 1.0})]),
+        ([function_call(arguments={"n": 1})], [function_call(arguments={"n": True})]),
         ([reasoning(summary=summary("a"))], [reasoning(summary=summary("b"))]),
         ([reasoning(summary=summary("a"))], [reasoning(summary=summary("a"), encrypted_content=sealed("b"))]),
-        ([call()], [call(namespace="n")]),
+        ([function_call()], [function_call(namespace="n")]),
     ],
     ids=["number of another type", "true for one", "summary", "reasoning", "namespace"],
 )
@@ -410,7 +416,7 @@ def test_a_known_history_of_items_changes_nothing(first: list[Wire], then: list[
 
 
 def test_a_history_of_items_that_comes_again_gives_the_same_objects() -> None:
-    items: list[Wire] = [{"role": "user", "content": "a"}, reasoning(summary=summary("r")), call()]
+    items: list[Wire] = [{"role": "user", "content": "a"}, reasoning(summary=summary("r")), function_call()]
     before = ParseCache()
     first = ResponsesDialect().parse(json.dumps({"input": items}).encode(), before)
     then = ResponsesDialect().parse(
