@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,27 +43,18 @@ def parts(modules: list[Path], seconds: dict[str, float], count: int) -> list[li
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(FirstCases(), "first-cases")
-    worker = getattr(config, "workerinput", None)
+    worker: dict[str, Any] | None = getattr(config, "workerinput", None)
     if worker is not None and config.getoption("by_folders"):
-        config.pluginmanager.register(OwnPart(config, worker["workerid"], worker["workercount"]))
-
-
-class OwnPart:
-    """In one of xdist's processes: collects its own part of the modules that are named on the command line."""
-
-    def __init__(self, config: pytest.Config, worker: str, count: int) -> None:
         # A process that takes the place of a dead one has the next number.
-        number = int(worker.removeprefix("gw")) % count
-        given = [config.invocation_params.dir / word.partition("::")[0] for word in config.args]
-        named = sorted(
-            {path.resolve() for one in given for path in (one.rglob("test_*.py") if one.is_dir() else [one])}
-        )
-        self._own = set(parts(named, module_seconds(), count)[number])
+        number = int(worker["workerid"].removeprefix("gw")) % worker["workercount"]
+        own = parts(named_modules(config), module_seconds(), worker["workercount"])[number]
+        config.args[:] = [str(module) for module in own]
 
-    def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
-        if collection_path.suffix == ".py" and collection_path.name.startswith("test_"):
-            return collection_path not in self._own or None
-        return None
+
+def named_modules(config: pytest.Config) -> list[Path]:
+    """The test modules that the command line names, by themselves or by their folders."""
+    named = [config.invocation_params.dir / word for word in config.args]
+    return sorted({module for path in named for module in (path.rglob("test_*.py") if path.is_dir() else [path])})
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -87,8 +79,9 @@ class FirstCases:
                     item.add_marker(pytest.mark.thorough)
 
 
-@pytest.hookimpl(trylast=True)  # after those of conftest.py, which mark tests too
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Hold each test's markers against the sources: after the hooks of folders' conftest.py, which were registered
+    later, and before pytest leaves tests out by their markers."""
     known = frozenset().union(*(suite.any_of | suite.none_of for suite in SUITES.values()))
     for item in items:
         unseen = known & {mark.name for mark in item.iter_markers()} - possible_markers(item.path)

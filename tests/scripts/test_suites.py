@@ -72,8 +72,7 @@ def test_cases_after_the_first_are_thorough(pytester: pytest.Pytester) -> None:
         "@pytest.mark.cases(2)\n@pytest.mark.parametrize('n', range(5))\ndef test_one(n): pass\n"
         "@pytest.mark.parametrize('n', range(3))\ndef test_other(n): pass\n"
     )
-    pytester.plugins.append(FirstCases())
-    pytester.inline_run("-m", "not thorough").assertoutcome(passed=5)
+    pytester.inline_run("-m", "not thorough", plugins=[FirstCases()]).assertoutcome(passed=5)
 
 
 def test_the_table_has_a_row_for_each_suite_and_their_sum() -> None:
