@@ -290,9 +290,10 @@ async def test_an_owner_that_is_killed_at_any_moment_leaves_nothing(toy: Toy) ->
     toy.behave("children")
     toy.behave("orphan")
     toy.behave("ignore_term")
+    environment = {**os.environ, "PYTHONPATH": str(OWNER.parents[1])}
     for step in range(12):
         owner = await asyncio.create_subprocess_exec(
-            sys.executable, OWNER, toy.folder, stdout=asyncio.subprocess.PIPE
+            sys.executable, OWNER, toy.folder, stdout=asyncio.subprocess.PIPE, env=environment
         )
         assert owner.stdout is not None
         assert await owner.stdout.readline() == b"begins\n"

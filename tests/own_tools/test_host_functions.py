@@ -335,7 +335,6 @@ async def test_stuck_calls_of_all_episodes_together_are_bounded(tmp_path: Path) 
 async def test_the_end_of_an_episode_does_not_wait_for_a_call_that_hangs(tmp_path: Path) -> None:
     server, path = hanging(tmp_path)
     try:
-        began = time.monotonic()
         async with server.episode() as episode, anyio.create_task_group() as tasks:
 
             async def call() -> None:
@@ -345,7 +344,7 @@ async def test_the_end_of_an_episode_does_not_wait_for_a_call_that_hangs(tmp_pat
             tasks.start_soon(call)
             await anyio.sleep(0.1)
             await episode.own.stop_calls()
-        assert time.monotonic() - began < 2
+        assert server.catalog.stuck_threads == 1, "the call still hangs"
     finally:
         released(path)
 
@@ -377,7 +376,7 @@ async def test_a_context_is_of_no_use_after_its_call(tmp_path: Path) -> None:
 def test_a_call_that_hangs_does_not_keep_the_process_from_exiting(tmp_path: Path) -> None:
     program = f"""
 import sys, anyio
-sys.path[:0] = {[str(Path(__file__).parent), str(Path(__file__).parents[1] / "tools")]!r}
+sys.path[:0] = {[str(Path(__file__).parents[1] / name) for name in ("own_tools", "tools", "")]!r}
 from own_tools_support import OwnServer, functions
 async def main():
     server = OwnServer(functions=functions({str(tool_file(tmp_path, HANG))!r}, "hang_briefly"))

@@ -123,7 +123,7 @@ def test_a_killed_turnstile_leaves_no_server_behind(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     program = f"""
 import sys, anyio
-sys.path[:0] = {[str(HERE), str(HERE.parent / "tools")]!r}
+sys.path[:0] = {[str(HERE), str(HERE.parent / "tools"), str(HERE.parent)]!r}
 from own_tools_support import OwnServer
 async def main():
     server = OwnServer({{"t": {{"servers": [{rogue("stubborn", pids)!r}]}}}})
