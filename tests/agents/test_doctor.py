@@ -41,6 +41,8 @@ for path in ("/v1/chat/completions", "/v1/no-such"):
 """
 CALLS_A_TOOL = """
 import json, os, subprocess, sys, urllib.request
+
+pytestmark = pytest.mark.slow
 headers = {"authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "content-type": "application/json"}
 schema = {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]}
 tools = [{"type": "function", "function": {"name": "bash", "parameters": schema}}]
@@ -117,6 +119,7 @@ def test_the_shipped_tokenizer_and_template_are_those_of_the_tiny_model(tiny_mod
     assert (TOKENIZER_FOLDER / template).read_text() == (tiny_model / template).read_text()
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_as_json_it_gives_the_figures(tiny_model: Path) -> None:
     done = doctor(tiny_model, "tool-loop", "--json")

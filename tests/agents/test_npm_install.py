@@ -23,7 +23,7 @@ from turnstile_server.errors import AgentNotInstalled
 from turnstile_server.grading.programs import LAUNCH_CLIENT
 from turnstile_server.settings import AgentSettings
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.slow, pytest.mark.anyio]
 
 NODE_PACKAGE = f"node-linux-{ARCH}"
 NODE_TARBALL = f"/{NODE_PACKAGE}/-/{NODE_PACKAGE}-{NODE_VERSION}.tgz"

@@ -91,6 +91,7 @@ def test_another_backend_is_refused(text: str) -> None:
         command.known_backend(text)
 
 
+@pytest.mark.thorough
 def test_where_the_first_server_does_not_start_it_says_so_and_leaves_no_process(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

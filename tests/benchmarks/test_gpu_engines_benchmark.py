@@ -9,6 +9,7 @@ from pathlib import Path
 BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks" / "gpu_engines.py"
 
 
+@pytest.mark.thorough
 def test_a_dry_run_prints_every_command_and_starts_nothing() -> None:
     done = subprocess.run(
         [sys.executable, str(BENCHMARK), "--dry-run"], capture_output=True, text=True, check=False, timeout=120

@@ -267,6 +267,7 @@ def test_a_private_server_is_started_for_the_run_and_gone_after_it(
     assert descendants(os.getpid()) & running() <= before
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.thorough), signal.SIGKILL])
 def test_a_private_server_does_not_outlive_its_command(

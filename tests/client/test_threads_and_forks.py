@@ -205,6 +205,7 @@ def test_a_made_client_imports_nothing_more(stub: StubServer) -> None:
     assert lines_printed(stub, script) == ["[]"]
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_forks_under_load_deadlock_neither_side(stub: StubServer) -> None:
     """Forked in the middle of other threads' calls: a lock that they hold is never released in the child."""
@@ -235,6 +236,7 @@ def test_forks_under_load_deadlock_neither_side(stub: StubServer) -> None:
     assert len(stub.created) == 48
 
 
+@pytest.mark.cases(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_a_client_works_in_the_workers_of_multiprocessing(stub: StubServer, method: str, tmp_path: object) -> None:
@@ -255,6 +257,7 @@ def test_a_client_works_in_the_workers_of_multiprocessing(stub: StubServer, meth
     assert lines_printed(stub, script) == ["{'completed'} 1"]
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_client_works_in_the_workers_of_a_data_loader(stub: StubServer) -> None:
     script = """
@@ -379,6 +382,7 @@ def test_an_interrupted_loop_over_rollouts_cancels_its_episodes(stub: StubServer
     assert stub.open == []
 
 
+@pytest.mark.cases(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "end", ["", "sys.exit()", "gc.collect(); del client", "import asyncio; asyncio.run(nap())"]

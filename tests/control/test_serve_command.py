@@ -80,6 +80,7 @@ def test_a_config_file_that_is_absent_or_no_toml_is_named(tmp_path: Path) -> Non
     assert "not TOML" in refused_in_process("--config", tmp_path / "bad.toml")
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_missing_model_is_refused(tmp_path: Path) -> None:
     assert "--model" in refused("--data-dir", tmp_path)

@@ -28,7 +28,7 @@ from turnstile_server.errors import EngineRefused
 from turnstile_server.settings import EngineSettings
 from waiting import wait_until
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.slow, pytest.mark.anyio]
 
 MIB = 1 << 20
 WIDE = 32_768

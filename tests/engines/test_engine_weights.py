@@ -118,6 +118,7 @@ async def test_a_folder_with_a_name_that_the_model_has_not_keeps_the_old_weights
     assert (state.ok, state.weight_version, state.paused) == (True, target.first_version, False)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("mode", ["retract", "in_place"])
 async def test_a_paused_call_goes_on_after_resume(
     target: Target, engine: Engine, served_model: Path, mode: PauseMode

@@ -40,6 +40,7 @@ async def turnstile(*arguments: str, url: str) -> tuple[int, list[dict[str, Any]
     return done.returncode, [json.loads(line) for line in done.stdout.splitlines()], done.stderr.decode()
 
 
+@pytest.mark.thorough
 async def test_work_survives_a_kill_while_it_is_graded_and_is_judged_again(
     tiny_model: Path, tmp_path: Path
 ) -> None:

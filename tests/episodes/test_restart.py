@@ -90,6 +90,7 @@ def whole_reply(reply: dict[str, Any]) -> tuple[str, str]:
     return reply["id"], reply["choices"][0]["message"]["content"]
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 async def test_after_a_kill_every_acknowledged_turn_is_there(tiny_model: Path, tmp_path: Path) -> None:
     pick = random.Random(3)

@@ -16,6 +16,8 @@ import anyio.to_thread
 import pytest
 from gate_support import staged
 
+pytestmark = pytest.mark.slow
+
 
 def refusal(*arguments: str | Path) -> str:
     """The one line that ``turnstile serve`` writes before it exits with code 2."""

@@ -86,6 +86,7 @@ async def test_an_agent_that_never_calls_the_model_has_failed(tiny_model: Path, 
         assert "without a model call" in shown["error"]["message"]
 
 
+@pytest.mark.slow
 async def test_an_agent_that_never_ends_is_stopped_and_its_work_judged(tiny_model: Path, tmp_path: Path) -> None:
     async with server(tiny_model, tmp_path) as stage:
         shown = await played(stage, env={"WORK": SOLVE, "STAY": "1000"}, limits={"wall_s": 4})
@@ -123,6 +124,7 @@ async def test_two_episodes_share_nothing(tiny_model: Path, tmp_path: Path) -> N
         await stage.post(first, "cancel")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "count"),
     [

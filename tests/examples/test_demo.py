@@ -72,6 +72,7 @@ def test_without_pytorch_it_says_what_to_install(
     assert "pip install 'turnstile-rl[embedded]'" in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 @pytest.mark.cases(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(

@@ -95,6 +95,7 @@ async def whole(engine: SGLangEngine, prompt: Any, sampling: EngineSampling, **o
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.cases(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])

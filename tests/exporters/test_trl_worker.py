@@ -28,6 +28,8 @@ from turnstile.models import EpisodeStatus, Sample
 from turnstile_server.demo.local_server import running
 from waiting import wait_until_sync
 
+pytestmark = pytest.mark.slow
+
 STALE_S = 3600.0
 
 

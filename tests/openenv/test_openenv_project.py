@@ -93,6 +93,7 @@ def test_the_validator_passes_with_and_without_a_model_in_both_modes(
         assert (report["passed"], report["mode"]) == (True, mode)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_uvicorn_serves_the_application_that_openenv_names(tmp_path: Path, tiny_model: Path) -> None:
     listening = tmp_path / "control.sock"

@@ -16,6 +16,8 @@ from turnstile_server.errors import InvalidRequest, StartupError
 from turnstile_server.rendering.factory import create_renderer, tokenizer_fingerprint
 from turnstile_server.settings import RenderingSettings
 
+pytestmark = pytest.mark.slow
+
 
 def refusal(folder: Path, **settings: Any) -> str:
     with pytest.raises(StartupError) as caught:

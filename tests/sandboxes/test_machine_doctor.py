@@ -21,7 +21,7 @@ from turnstile_server.testing import machine, sandbox_probes
 from turnstile_server.testing.machine import check_machine
 from turnstile_server.testing.sandbox_probes import LIMITS, PROBES
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.slow, pytest.mark.anyio]
 
 
 @dataclass

@@ -101,6 +101,7 @@ async def test_an_engine_that_comes_later_is_waited_for(tiny_model: Path, tmp_pa
     assert server.returncode == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.anyio
 async def test_another_model_at_the_address(tiny_model: Path, tmp_path: Path) -> None:

@@ -171,6 +171,7 @@ def wait_healthy(process: subprocess.Popen[str], url: str) -> None:
     wait_until_sync(healthy)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_server_whose_engine_does_not_come(tiny_model: Path, tmp_path: Path) -> None:
     flags = ("--model", tiny_model, "--engine", "sglang", "--engine-url", f"http://127.0.0.1:{free_port()}")

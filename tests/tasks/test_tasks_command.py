@@ -26,6 +26,8 @@ TESTS = """\
 import unittest
 from lib import two
 
+pytestmark = pytest.mark.slow
+
 class T(unittest.TestCase):
     def test_two(self): self.assertEqual(two(), 2)
     def test_sum(self): self.assertEqual(two() + two(), 4)

@@ -24,7 +24,7 @@ from turnstile.models import Episode, TaskRef
 from turnstile_server.settings import WorldSettings
 from turnstile_server.testing.world_play import WorldAgent, WorldServer, world_server
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.slow, pytest.mark.anyio]
 
 EXAMPLES = ROOT / "examples"
 
