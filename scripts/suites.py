@@ -23,6 +23,8 @@ from test_sources import ROOT, certain_markers, modules_of_tests, possible_marke
 
 EVERYTHING = "TURNSTILE_EVERYTHING"
 THOROUGH = "thorough"
+BY_FOLDERS = ["--dist", "each", "--by-folders", "-o", "console_output_style=classic"]
+"""Without percentages: xdist takes each process's part for the whole."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,7 @@ def command(suite: Suite, given: Sequence[str], *, everything: bool) -> list[str
         line += ["--hypothesis-profile=thorough"]
     if suite.processes and not any(word.startswith("-n") for word in given):
         line += ["-n", str(suite.processes)]
-        line += ["--dist", "each", "--by-folders"] if suite.share == "folders" else ["--dist", suite.share]
+        line += BY_FOLDERS if suite.share == "folders" else ["--dist", suite.share]
     return [*line, *(word for word in given if word not in paths), *modules]
 
 

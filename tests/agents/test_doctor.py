@@ -27,6 +27,8 @@ from turnstile_server.testing.recording import AgentRequest
 from turnstile_server.testing.server import TOKENIZER_FOLDER, PlayedEpisode
 from waiting import wait_until_sync
 
+pytestmark = pytest.mark.slow
+
 LINE = "sleep 4321.5"
 ASKS_NOTHING = "import sys; print('I would rather not'); sys.exit(3)"
 ASKS_ONCE = """
@@ -41,8 +43,6 @@ for path in ("/v1/chat/completions", "/v1/no-such"):
 """
 CALLS_A_TOOL = """
 import json, os, subprocess, sys, urllib.request
-
-pytestmark = pytest.mark.slow
 headers = {"authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "content-type": "application/json"}
 schema = {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]}
 tools = [{"type": "function", "function": {"name": "bash", "parameters": schema}}]

@@ -16,6 +16,8 @@ from turnstile.cli.app import app
 from turnstile_server.sandboxes.run_folder import RunFolder
 from turnstile_server.tasks.registry import load_tasks
 
+pytestmark = pytest.mark.slow
+
 LOCAL = ["--sandbox", "local"]
 SANDBOXES = [
     pytest.param(LOCAL, id="local"),
@@ -25,8 +27,6 @@ SANDBOXES = [
 TESTS = """\
 import unittest
 from lib import two
-
-pytestmark = pytest.mark.slow
 
 class T(unittest.TestCase):
     def test_two(self): self.assertEqual(two(), 2)
