@@ -199,6 +199,7 @@ async def test_what_json_cannot_hold_is_an_invalid_request(client: Any, metadata
         await client.create_episode("say hello", metadata=metadata)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 async def test_an_engine_that_has_died_is_an_engine_error(
     tiny_model: Path, other_tiny_model: Path, tmp_path: Path

@@ -211,6 +211,7 @@ def examples() -> list[str]:
     return re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), flags=re.DOTALL)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_the_examples_of_the_page_run(
     launching_door: Door, offline: Path, monkeypatch: pytest.MonkeyPatch

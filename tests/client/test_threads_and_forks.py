@@ -102,6 +102,7 @@ def test_many_threads_share_one_client_and_one_loop(stub: StubServer) -> None:
     assert client_threads() == []
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_several_loops_over_rollouts_share_one_client(stub: StubServer) -> None:
     counts: list[int] = []
@@ -411,6 +412,7 @@ def test_the_end_of_a_script_cancels_the_rollouts_that_it_left(stub: StubServer)
     wait_until_sync(lambda: stub.open == [])
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_thread_that_still_calls_does_not_hold_up_the_end(stub: StubServer) -> None:
     stub.play = lambda _: Play(FOR_EVER)

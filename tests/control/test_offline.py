@@ -328,6 +328,7 @@ def command(folder: Path, tmp_path: Path, *flags: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_the_command_serves_until_ctrl_c_and_leaves_nothing(
     played: Played, engine: EngineProcess, tmp_path: Path

@@ -45,6 +45,7 @@ async def audited(engine: Engine, play: Play) -> AuditReport:
     return await Auditor(engine, tolerance_of(engine)).audit(play.tree, FACTS, anyio.CapacityLimiter(1))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.7, pytest.param(1.0, marks=pytest.mark.thorough)])
 async def test_each_version_of_a_turn_passes_the_audit_while_it_is_served(

@@ -165,6 +165,7 @@ async def test_it_sleeps_when_idle_and_calls_wait_until_it_woke_with_new_weights
         assert await check_turn(second, folders[1]) == "step-1" != before
 
 
+@pytest.mark.thorough
 async def test_an_engine_that_dies_in_its_sleep_is_reported_and_calls_hear_of_it(
     folders: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -235,6 +236,7 @@ async def test_it_sleeps_on_where_its_folder_is_gone_and_wakes_when_it_is_back(
     assert resident(own_engine.pid) - asleep > LEAST_FREED
 
 
+@pytest.mark.thorough
 async def test_a_child_with_calls_refuses_to_sleep_and_goes_on(own_engine: EmbeddedEngine) -> None:
     """Its fleet waits until it is idle; alone it is asked at once."""
     progress = Progress()

@@ -45,6 +45,7 @@ async def _check(model: Path, folder: Path, row: AgentFault, sandboxes: dict[str
     assert row.reason in said, shown
 
 
+@pytest.mark.cases(8)
 @pytest.mark.slow
 @pytest.mark.parametrize("row", ROWS)
 async def test_what_an_agent_causes_in_a_local_sandbox_scores(

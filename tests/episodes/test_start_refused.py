@@ -50,6 +50,7 @@ def test_a_missing_model_folder(tmp_path: Path) -> None:
     assert str(absent) in refusal("--model", absent, "--data-dir", tmp_path / "data")
 
 
+@pytest.mark.thorough
 def test_experts_of_an_engine_that_returns_none(tiny_model: Path, tmp_path: Path) -> None:
     config = tmp_path / "turnstile.toml"
     config.write_text("[engine]\nrouted_experts = true\n")

@@ -247,6 +247,7 @@ def test_two_steps_of_the_loop_learn_from_exact_tokens(short_run: Path) -> None:
     assert [folder.name for folder in short_run.glob("v*")] == ["v2"]
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_its_rollouts_are_on_tensorboard_step_by_step(short_run: Path) -> None:

@@ -183,6 +183,7 @@ async def test_a_completion_ends_where_the_call_says(tiny_model: Path, shared: S
     assert text_of(tiny_model, named.ids).rstrip().endswith("look")
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 async def test_an_abort_ends_a_stream_with_what_was_sent(tiny_model: Path) -> None:
     async with engine_of(tiny_model, chunk_tokens=2, chunk_pause_s=0.2) as engine:
@@ -239,6 +240,7 @@ def workers() -> set[int]:
     return {pid for pid in family if b"embedded.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()}
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 async def test_a_model_process_that_died_is_an_engine_that_is_gone(tiny_model: Path) -> None:
     others = workers()

@@ -79,6 +79,7 @@ def test_an_errand_is_a_task_that_a_faultless_demonstrator_solves_and_nothing_el
         assert errand.done(world.files)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_errands_as_a_file_are_sound_tasks(tmp_path: Path) -> None:
     """The hidden tests in real sandboxes: the known solution scores 1, doing nothing does not."""
@@ -207,6 +208,7 @@ def test_an_episode_in_memory_is_the_real_one_token_for_token(played: list[Rollo
     assert max(turns) > 2
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_rendering_the_history_again_would_give_other_tokens(played: list[Rollout], renderer: Renderer) -> None:
     """What makes the policy a good example: thinking is dropped from earlier turns, as in templates in use."""

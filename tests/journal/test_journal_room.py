@@ -157,6 +157,7 @@ async def test_a_long_episode_keeps_no_segment_of_others(disk: Path) -> None:
     await journal.close()
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 async def test_the_disk_fills_and_is_freed_again_and_again(disk: Path) -> None:
     """A loop of filling it to the brim and deleting all but the last: nothing adds up."""

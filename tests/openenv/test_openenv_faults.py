@@ -226,6 +226,7 @@ def served(tmp_path: Path, tiny_model: Path) -> Any:
         process.stdout.close()
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 async def test_the_server_answers_while_the_package_is_imported_and_stops_at_once_with_sockets_open(
     served: Served,

@@ -154,6 +154,7 @@ def test_the_demo_plays_in_an_empty_folder(installed: Installed) -> None:
     assert not list(installed.folder.iterdir())
 
 
+@pytest.mark.thorough
 def test_agents_are_installed_without_pip(installed: Installed, tmp_path: Path) -> None:
     (tmp_path / "specs").mkdir()
     spec = (

@@ -51,6 +51,7 @@ class NoSandbox:
         return ExecResult(done.returncode or 0, stdout, stderr, 0, False, 0.0)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 async def test_what_a_backend_holds_is_found_held(backend: Backend, provider: SandboxProvider) -> None:
     sandbox = await provider.create(SandboxSpec(LIMITS))

@@ -46,6 +46,7 @@ def test_what_is_left_out_is_still_asked_for(asking: str, need: str, monkeypatch
     assert needs if need == "*" else need in needs
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_server_and_the_types_of_openenv_need_nothing_of_it() -> None:
     left_out = {

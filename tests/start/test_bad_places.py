@@ -21,6 +21,7 @@ from turnstile_server.sandboxes.run_folder import MAX_FOLDER_PATH
 from turnstile_server.settings import AgentSettings, Settings
 
 
+@pytest.mark.thorough
 @pytest.mark.cases(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["auto", "local"])

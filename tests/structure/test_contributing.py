@@ -194,7 +194,7 @@ def test_a_recipe_is_one_module_and_one_entry_on_at_most_forty_lines(name: str) 
     assert [language for language, _, _ in BLOCK.findall(recipe.text)] == ["python", "diff"]
 
 
-@pytest.mark.cases(3)
+@pytest.mark.cases(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_who_follows_a_recipe_has_what_it_promises(name: str, tmp_path: Path) -> None:

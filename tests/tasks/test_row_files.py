@@ -186,6 +186,7 @@ def test_the_rows_are_kept_out_of_sandboxes(tmp_path: Path) -> None:
     assert host_paths([f"{source}?map=/maps/a.yaml"]) == (tmp_path / "rows.jsonl", Path("/maps/a.yaml"))
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "share"), [("jsonl", 0.1), ("parquet", 0.75)])
 def test_a_set_of_a_thousand_rows_lists_shards_and_resumes_in_little_memory(
