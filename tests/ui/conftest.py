@@ -35,6 +35,13 @@ HOSTILE = (
 HOSTILE_GROUP = "group-of-strangers"
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the pages in dark colours `thorough`: what they hold is the same in light ones."""
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent) and "[dark" in item.name:
+            item.add_marker(pytest.mark.thorough)
+
+
 @dataclass
 class Watched:
     """A page, and what happened on it that must not: errors, and requests to anywhere else."""

@@ -172,6 +172,7 @@ def test_episodes_with_breaks_are_read_by_all(
     watched.check()
 
 
+@pytest.mark.thorough
 def test_the_tokens_of_every_sample(
     watched: Watched, door: Door, api: httpx.Client, summaries: list[Summary]
 ) -> None:
@@ -233,6 +234,7 @@ def test_a_group_and_two_of_its_rollouts_are_read_by_all(watched: Watched, door:
     watched.check()
 
 
+@pytest.mark.thorough
 def test_the_pictures_of_the_documentation_can_be_taken(browser: Browser, door: Door, tmp_path: Path) -> None:
     for picture in PICTURES_TAKEN:
         if picture.scheme == "light":
