@@ -15,6 +15,6 @@ if cmp -s "$pins" "$directory/installed"; then
 fi
 rm -rf "$directory"
 "${PYTHON:-python3}" -m venv "$directory"
-"$directory/bin/pip" install --quiet --disable-pip-version-check --requirement "$pins"
+"$(dirname "$0")/install_exactly.sh" "$directory" "$pins"
 # Written last: an interrupted installation is done again from the start.
 cp "$pins" "$directory/installed"

@@ -18,8 +18,7 @@ if cmp -s "$pins" "$directory/installed"; then
 fi
 rm -rf "$directory"
 "${PYTHON:-python3}" -m venv "$directory"
-pip=("$directory/bin/pip" install --quiet --disable-pip-version-check)
-"${pip[@]}" ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "$TORCH"
-"${pip[@]}" --no-deps --requirement "$pins"
+"$directory/bin/pip" install --quiet --disable-pip-version-check ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "$TORCH"
+"$(dirname "$0")/install_exactly.sh" "$directory" "$pins"
 # Written last: an interrupted installation is done again from the start.
 cp "$pins" "$directory/installed"

@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TESTS = ROOT / "tests"
 MARK = re.compile(r"\bmark\.([a-z]\w*)")
 WORD = re.compile(r"[A-Za-z_]\w*")
+ADDS = {"append", "extend", "insert", "update", "add", "setdefault"}
 HOOK = "pytest_"
 """A function of this name in a ``conftest.py`` acts on tests that do not name it."""
 
@@ -53,12 +54,15 @@ def statement(node: ast.stmt, lines: list[str]) -> str:
 
 
 def defined(node: ast.stmt) -> Iterator[str]:
+    """The names that a top-level statement defines or, as ``if CONDITION: NAMES.append(…)`` does, adds to."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         yield node.name
-    elif isinstance(node, ast.Assign):
-        yield from (name.id for target in node.targets for name in ast.walk(target) if isinstance(name, ast.Name))
-    elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-        yield node.target.id
+        return
+    for part in ast.walk(node):
+        if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store):
+            yield part.id
+        elif isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute) and part.func.attr in ADDS:
+            yield from (name.id for name in [part.func.value] if isinstance(name, ast.Name))
 
 
 def imported(tree: ast.AST) -> Iterator[str]:

@@ -322,6 +322,7 @@ def test_however_it_is_killed_no_process_of_it_goes_on(
         assert os.listdir(temporary) == []
 
 
+@pytest.mark.thorough
 @pytest.mark.docker
 def test_stopped_in_docker_it_leaves_no_container(
     tiny_model: Path, tmp_path: Path, temporary: Path, docker_image: str

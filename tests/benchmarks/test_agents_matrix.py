@@ -69,6 +69,7 @@ def test_rows_are_played_tabled_recorded_and_not_played_twice(tmp_path: Path, do
     assert again.stdout == ""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_leaves_no_container(tmp_path: Path, own_image: str, number: signal.Signals) -> None:
     process = subprocess.Popen(command(tmp_path, own_image, "server_error"), stdout=subprocess.DEVNULL)

@@ -37,6 +37,7 @@ def run_program(program: str, *arguments: str, **environment: str) -> subprocess
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.docker
 def test_a_quick_run_prints_every_row() -> None:
@@ -50,6 +51,7 @@ def test_a_quick_run_prints_every_row() -> None:
     assert {line.count("|") for line in commands if "docker run" not in line} == {7}, "columns are missing"
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.docker
 def test_a_quick_run_puts_the_transports_side_by_side() -> None:

@@ -330,6 +330,9 @@ def test_an_interrupt_waits_for_what_a_call_undoes_and_no_longer_than_cancel_s(
     import asyncio
     undone = []
     async def stubborn(_):
+        caller = threading.main_thread().ident
+        while sys._current_frames()[caller].f_code.co_name != "call":
+            await asyncio.sleep(0.01)  # it has submitted this call, and does not wait for its end yet
         os.kill(os.getpid(), signal.SIGALRM)
         try:
             await asyncio.sleep(3600)

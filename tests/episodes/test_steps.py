@@ -77,6 +77,7 @@ async def test_steps_share_a_sandbox_and_each_has_a_conversation_and_a_grade_of_
     assert "task three-steps has several steps" in again.text
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 async def test_validate_plays_the_solutions_of_all_steps_in_order(tmp_path: Path, base_image: None) -> None:
     steps_folder(tmp_path / "sound")

@@ -130,7 +130,7 @@ async def test_two_episodes_share_nothing(tiny_model: Path, tmp_path: Path) -> N
     [
         ("local", 16),
         pytest.param("local", 64, marks=[pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(400)]),
-        pytest.param("docker", 16, marks=[pytest.mark.docker, pytest.mark.timeout(400)]),
+        pytest.param("docker", 16, marks=[pytest.mark.docker, pytest.mark.thorough, pytest.mark.timeout(400)]),
     ],
 )
 async def test_many_at_once_are_each_accounted_for(

@@ -88,6 +88,7 @@ async def play_tasks(client: AsyncClient, tasks: Sequence[str]) -> dict[str, Epi
     return {task: one.result() for task, one in playing.items()}
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("solved", "left"),

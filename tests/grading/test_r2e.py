@@ -168,6 +168,7 @@ WRONG: dict[str, tuple[dict[str, str], dict[str, str]]] = {
 }
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("name", WRONG)
 async def test_wrong_work_scores_0_with_the_tests_that_differ(
     name: str, provider: DockerProvider, task: Task
@@ -202,6 +203,7 @@ def forges(log: str, then: str) -> dict[str, str]:
     return {"inkwell/__init__.py": package}
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", FORGERIES)
 async def test_a_log_that_contradicts_itself_is_not_believed(
     name: str, provider: DockerProvider, task: Task

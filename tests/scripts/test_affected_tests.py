@@ -53,7 +53,7 @@ def test_markers_come_from_the_module_from_fixtures_that_it_uses_and_from_what_i
     folder = tmp_path / "room"
     folder.mkdir()
     (folder / "conftest.py").write_text(
-        "KINDS = [pytest.param('far', marks=pytest.mark.docker)]\n\n\n"
+        "KINDS = []\nif True:\n    KINDS.append(pytest.param('far', marks=pytest.mark.docker))\n\n\n"
         "@pytest.fixture(params=KINDS)\ndef place(request):\n    return request.param\n"
     )
     (folder / "test_near.py").write_text("pytestmark = [pytest.mark.slow]\n\n\ndef test_it():\n    pass\n")

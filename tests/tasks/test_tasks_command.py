@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 LOCAL = ["--sandbox", "local"]
 SANDBOXES = [
     pytest.param(LOCAL, id="local"),
-    pytest.param(["--sandbox", "docker"], marks=pytest.mark.docker, id="docker"),
+    pytest.param(["--sandbox", "docker"], marks=[pytest.mark.docker, pytest.mark.thorough], id="docker"),
 ]
 
 TESTS = """\
