@@ -4,7 +4,7 @@
     python scripts/figures.py --write            writes the table into CONTRIBUTING.md
 
 `.ci/figures.json` holds for `.ci/run` (``ci``) and for `make everything` (``everything``) each suite's last
-recorded seconds, its tests and its day, and the seconds of each test module in the last recorded `.ci/run`.
+recorded seconds, its tests and its day, and the seconds of each test module in the last recorded `make test`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def figures() -> dict[str, Any]:
 
 
 def module_seconds() -> dict[str, float]:
-    """Seconds of each test module, all suites of `.ci/run` together, by its path from the root."""
+    """Seconds of each test module in `make test`, by its path from the root."""
     seconds: dict[str, float] = figures()["modules"]
     return seconds
 
@@ -60,7 +60,7 @@ def unchanged(suite: str) -> bool:
 
 def take(mode: str, folder: Path, *, some: bool) -> None:
     """Takes a run's figures from ``folder``: `suites` has a line `NAME<tab>SECONDS<tab>CLOSING LINE` for each
-    suite that passed; `modules` a line `MODULE<tab>SECONDS` for each test.
+    suite that passed; `modules.test` a line `MODULE<tab>SECONDS` for each test of `make test`.
     ``some``: of `MODE`'s suites only some were played; the others keep their figures."""
     found = figures()
     if not some:
@@ -73,10 +73,10 @@ def take(mode: str, folder: Path, *, some: bool) -> None:
         if name in WATCHED:
             entry["watched"] = tree_of(WATCHED[name])
         found[mode][name] = entry
-    if mode == "ci" and not some:
+    if mode == "ci" and (folder / "modules.test").exists():
         found["machine"] = f"{os.cpu_count()} cores, {processor()}, Python {platform.python_version()}"
         seconds_of: defaultdict[str, float] = defaultdict(float)
-        for line in (folder / "modules").read_text().splitlines():
+        for line in (folder / "modules.test").read_text().splitlines():
             module, spent = line.split("\t")
             seconds_of[module] += float(spent)
         found["modules"] = {
