@@ -19,9 +19,21 @@ def ci(tmp_path: Path) -> Path:
     return folder / "run"
 
 
-def run(ci: Path, *suites: str) -> subprocess.CompletedProcess[str]:
+def run(ci: Path, *suites: str, wanted: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
     ci.write_text("\n".join([FUNCTIONS, *suites, SUMMARY]))
-    return subprocess.run(["bash", ci], capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(["bash", ci, *wanted], capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_only_the_suites_that_are_named_are_played_with_every_step(ci: Path) -> None:
+    suites = ("step install true", "suite first true", "suite second true", "suite third true")
+    played = [
+        line.split()[0]
+        for line in run(ci, *suites, wanted=("third", "first")).stdout.splitlines()
+        if " ok" in line
+    ]
+    assert played == ["install", "first", "third"]
+    played = [line.split()[0] for line in run(ci, *suites).stdout.splitlines() if " ok" in line]
+    assert played == ["install", "first", "second", "third"]
 
 
 def test_a_campaign_that_found_something_fails_the_run_and_its_closing_line_is_shown(ci: Path) -> None:
