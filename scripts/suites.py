@@ -77,7 +77,7 @@ REAL_ENGINES = markers("sglang", "vllm")
 SUITES = {
     "test": Suite(
         none_of=markers("slow", "docker", "container", "agents", "browser", "runsc") | REAL_ENGINES,
-        processes=3,
+        processes=5,  # they wait more than they compute, and each collects its own part only
         share="folders",
     ),
     "slow": Suite(markers("slow"), markers("docker", "agents", "browser") | REAL_ENGINES, processes=3),
