@@ -261,6 +261,7 @@ def test_its_rollouts_are_on_tensorboard_step_by_step(short_run: Path) -> None:
     assert counts == [sum(n for name, n in e["played"].items() if not name.startswith("groups")) for e in steps]
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_runs_are_drawn_and_summed_up(short_run: Path, tmp_path: Path) -> None:
