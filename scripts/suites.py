@@ -32,7 +32,7 @@ class Suite:
     """Tests that bear one of ``any_of`` (where it names some) and none of ``none_of``.
 
     ``share`` says how processes get their tests: `load` one by one, so that each collects all of them;
-    `loadgroup` by their real engine, which then loads once; `folders` by its part of the modules, which is all
+    `loadfile` a module at a time; `loadgroup` by their real engine, which then loads once; `folders` by its part of the modules, which is all
     that a process collects (tests/collection.py). ``only``: modules instead of those that the markers lead to;
     ``also``: further ones of `make everything`.
     """
@@ -101,7 +101,8 @@ SUITES = {
     "browser": Suite(markers("browser")),
     "docker": Suite(markers("docker"), markers("container", "agents", "runsc") | REAL_ENGINES, processes=3),
     "runsc": Suite(markers("runsc"), processes=0),
-    "container": Suite(markers("container")),
+    # What a container played is looked at by the next test of its module.
+    "container": Suite(markers("container"), share="loadfile"),
     "agents": Suite(markers("agents"), REAL_ENGINES, processes=3),
     "engines": Suite(REAL_ENGINES, markers("container"), share="loadgroup"),
 }
