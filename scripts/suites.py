@@ -32,9 +32,9 @@ class Suite:
     """Tests that bear one of ``any_of`` (where it names some) and none of ``none_of``.
 
     ``share`` says how processes get their tests: `load` one by one, so that each collects all of them;
-    `loadfile` a module at a time; `loadgroup` by their real engine, which then loads once; `folders` by its part of the modules, which is all
-    that a process collects (tests/collection.py). ``only``: modules instead of those that the markers lead to;
-    ``also``: further ones of `make everything`.
+    `loadfile` a module at a time; `loadgroup` by their real engine, which then loads once; `folders` by its part
+    of the modules, which is all that a process collects (tests/collection.py). ``only``: modules instead of
+    those that the markers lead to; ``also``: further ones of `make everything`.
     """
 
     any_of: frozenset[str] = frozenset()
