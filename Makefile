@@ -1,7 +1,7 @@
 # make test     lint and the default test suite (what every change must pass)
 # make test-slow  whole programs played and killed, long loops, the package from its built wheel
-# make test-workers  the contract of the control API and of OpenEnv, recorded traffic and the gate's faults, each server
-#               in them as two workers (docs/workers.md)
+# make test-workers  the contract of the control API and the table of retries, each server in them as two workers; with
+#               TURNSTILE_EVERYTHING=1 OpenEnv, recorded traffic and the gate's faults too (docs/workers.md)
 # make test-browser  the viewer in a real browser
 # make test-docker  sandboxes, grading and episodes in a real Docker engine (DOCKER_HOST; scripts/ci_docker.sh makes one)
 # make test-agents  real agents and clients from their registries (scripts/ci_installs.sh)
