@@ -8,8 +8,8 @@ from figures import ROOT, figures, page
 
 MOST_S = 40 * 60
 CHANGED = {"browser", "container", "docker", "installs", "test"}
-"""Suites that were shortened since their last recorded run, so the sum lacks them. `RECORD=1 .ci/run` records them;
-then this set is empty."""
+"""Suites that were shortened since their last recorded run, so the sum lacks them. `RECORD=1 .ci/run` records
+them; then this set is empty."""
 RUN = (ROOT / ".ci" / "run").read_text()
 
 
