@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from turnstile_server.agents.registry import SPECS
+from turnstile_server.agents.shipped import SPECS
 
 Change = tuple[str, str]
 """A text in the spec's strings, and its replacement."""

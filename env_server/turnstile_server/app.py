@@ -46,6 +46,7 @@ from turnstile_server.episodes.routers import episode_routers
 from turnstile_server.episodes.service import Episodes
 from turnstile_server.episodes.span_reports import SpanReports
 from turnstile_server.errors import StartupError
+from turnstile_server.gate.dialects.registry import load_dialects
 from turnstile_server.gate.dialects.router import DialectRouter
 from turnstile_server.gate.pipeline import CallPipeline
 from turnstile_server.gate.server import Gate
@@ -232,7 +233,7 @@ async def assemble(parts: Parts, agent_url: str, control_key: str | None, stack:
     gate = Gate(
         pipeline,
         episodes,
-        DialectRouter(),
+        DialectRouter(load_dialects(spec.dialect for spec in backends.agents)),
         model_name=engine.capabilities.model_name,
         settings=settings.gate,
         metrics=metrics,

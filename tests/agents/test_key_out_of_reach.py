@@ -14,7 +14,6 @@ import pytest
 from turnstile.models import EpisodeStatus, TaskRef
 from turnstile_server.agents.registry import load_registry
 from turnstile_server.agents.spec import AgentSpec
-from turnstile_server.sandboxes import registry
 from turnstile_server.sandboxes.local.provider import LocalProvider
 from turnstile_server.sandboxes.protocol import ProviderSetup
 from turnstile_server.settings import Settings
@@ -77,19 +76,21 @@ def policy(call: PolicyInput) -> Step:
     return Step(text="I look.", tool="bash", arguments={"command": f"python3 - <<'END'\n{_ATTACK}\nEND"})
 
 
+def as_root(setup: ProviderSetup) -> LocalProvider:
+    return LocalProvider(setup.settings, setup.run_dir, hidden=setup.hidden, as_root=True)
+
+
+def as_one_uid(setup: ProviderSetup) -> LocalProvider:
+    return LocalProvider(setup.settings, setup.run_dir, hidden=setup.hidden, as_root=False)
+
+
 @pytest.fixture(params=["root", "one-uid", pytest.param("docker", marks=pytest.mark.docker)])
-def sandboxes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def sandboxes(request: pytest.FixtureRequest) -> dict[str, Any]:
     if request.param == "docker":
         return {"kind": "docker", "docker_image": os.environ["TURNSTILE_TEST_IMAGE"]}
     if request.param == "root" and os.geteuid() != 0:
         pytest.skip("needs root")
-
-    def of_kind(setup: ProviderSetup) -> LocalProvider:
-        as_root = request.param == "root"
-        return LocalProvider(setup.settings, setup.run_dir, hidden=setup.hidden, as_root=as_root)
-
-    monkeypatch.setitem(registry.PROVIDERS, "local", of_kind)
-    return {"kind": "local"}
+    return {"kind": f"{__name__}:{'as_root' if request.param == 'root' else 'as_one_uid'}"}
 
 
 async def text_printed(settings: Settings, agent: str) -> str:

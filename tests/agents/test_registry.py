@@ -13,9 +13,11 @@ import anyio
 import pytest
 import yaml
 
+from installed_plugins import declare
 from local import ROOT, TURNSTILE
 from turnstile_server.agents.installer import PYTHON_VERSION, Installer
-from turnstile_server.agents.registry import load_registry
+from turnstile_server.agents.registry import AGENTS, load_registry
+from turnstile_server.agents.shipped import SPECS
 from turnstile_server.agents.spec import AgentSpec, Install
 from turnstile_server.errors import AgentNotInstalled, StartupError, Unprocessable
 from turnstile_server.grading.programs import LAUNCH_CLIENT
@@ -31,7 +33,34 @@ def spec(**install: object) -> AgentSpec:
 
 
 def test_the_agents_that_ship_are_good_specs() -> None:
-    assert {"mini-swe-agent", "tool-loop"} <= {one.name for one in load_registry()}
+    shipped = {path.stem for path in SPECS.glob("*.yaml")}
+    assert {one.name for one in load_registry()} == shipped
+    assert {plugin.name for plugin in AGENTS.declared() if plugin.ours} == shipped
+
+
+def test_an_agent_of_a_package_may_extend_one_that_ships_and_is_told_where_it_is_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "good.yaml").write_text("name: good\nextends: plain-loop\nsummary: mine\n")
+    (tmp_path / "bad.yaml").write_text(GOOD.replace("name: mine", "name: bad") + "comand: [x]\n")
+    (tmp_path / "acme_agents.py").write_text(
+        "from pathlib import Path\n"
+        "HERE = Path(__file__).parent\n"
+        "GOOD, BAD = HERE / 'good.yaml', HERE / 'bad.yaml'\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    places = {"good": "acme_agents:GOOD", "bad": "acme_agents:BAD", "other": "acme_agents:GOOD", "text": "os:sep"}
+    declare(monkeypatch, tmp_path / "site", AGENTS.group, **places)
+    registry = load_registry()
+    assert registry.get("good").summary == "mine"
+    assert registry.get("plain-loop").summary != "mine"
+    for name, said in (("bad", "comand"), ("other", "its spec has the name 'good'"), ("text", "it is a str")):
+        with pytest.raises(Unprocessable, match=said):
+            registry.get(name)
+        assert said in caplog.text
+    assert load_registry(["acme_agents:GOOD"]).get("good").summary == "mine"
+    with pytest.raises(StartupError, match="comand"):
+        load_registry(["acme_agents:BAD"])
 
 
 def test_a_folder_of_specs_adds_agents_and_may_replace_one(tmp_path: Path) -> None:
@@ -99,7 +128,7 @@ def test_volatile_patterns_may_hold_braces(tmp_path: Path) -> None:
         (GOOD + "comand: [x]\n", "comand"),
         (GOOD.replace("name: mine", "name: external"), "external"),
         (GOOD + "install: {tree: nowhere}\n", "nowhere"),
-        (GOOD + "dialect: telegraph\n", "telegraph.*chat, anthropic, gemini, responses"),
+        (GOOD + "dialect: telegraph\n", "telegraph.*anthropic, chat, gemini, responses"),
         ("name: [", "cannot be read"),
         (
             GOOD + "env: {A: '{modle_url}/v1'}\n",

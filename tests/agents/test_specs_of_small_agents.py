@@ -19,7 +19,8 @@ from turnstile_server.agents.launch import (
     build_launch,
     placeholder_errors,
 )
-from turnstile_server.agents.registry import SPECS, load_registry
+from turnstile_server.agents.registry import load_registry
+from turnstile_server.agents.shipped import SPECS
 from turnstile_server.agents.spec import AgentSpec
 
 INSTRUCTION = "Mend {this} \"file\": 'now'\n- [x"

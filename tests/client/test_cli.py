@@ -24,7 +24,6 @@ from turnstile import Client
 from turnstile.cli.app import COMMANDS, app
 from turnstile.cli.transcript import show_episode_facts, show_turns
 from turnstile.exporters.parquet import read_parquet
-from turnstile.exporters.registry import FORMATS, ExportFormat
 from turnstile.models import AuditReport
 from turnstile.models.messages import Message, ToolCall
 from turnstile.models.wire import decode_forest, decode_samples, sample_as_json
@@ -268,7 +267,7 @@ def test_binary_formats_are_not_for_stdout(door: Door, format_: str, what: str) 
 def test_an_unknown_format_and_one_whose_extra_is_missing_are_usage_errors(
     door: Door, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert "jsonl, safetensors" in one_sentence(
+    assert "jsonl, parquet, safetensors" in one_sentence(
         turnstile("episodes", "export", "--format", "csv", **on(door)), USAGE
     )
     monkeypatch.delitem(sys.modules, "turnstile.exporters.parquet")
@@ -278,6 +277,8 @@ def test_an_unknown_format_and_one_whose_extra_is_missing_are_usage_errors(
 
 
 TOY = """
+from turnstile.exporters.formats import ExportFormat
+
 def write(episodes, file):
     count = 0
     for found in episodes:
@@ -285,16 +286,17 @@ def write(episodes, file):
             file.write(f"{sample.episode_id} {sample.loss_mask.sum()}\\n".encode())
             count += 1
     return count
+
+TOY = ExportFormat(write, "a line per sample", ".txt", text=True)
 """
 
 
-def test_an_exporter_is_one_module_and_one_line(
+def test_an_exporter_of_any_module_is_named_by_its_place(
     door: Door, recorded: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "toy_exporter.py").write_text(TOY)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(FORMATS, "toy", ExportFormat("toy_exporter:write", "a line per sample", ".txt", text=True))
-    done = turnstile("episodes", "export", recorded[0], "--format", "toy", **on(door))
+    done = turnstile("episodes", "export", recorded[0], "--format", "toy_exporter:TOY", **on(door))
     assert done.returncode == DONE, done.stderr
     assert [line.split()[0] for line in done.stdout.splitlines()] == [recorded[0]] * len(done.stdout.splitlines())
     assert f"{len(done.stdout.splitlines())} samples exported" in done.stderr

@@ -23,10 +23,10 @@ from turnstile_server.gate.dialects.json_lists import (
     find_many_items,
 )
 from turnstile_server.gate.dialects.parse_cache import CONVERSATIONS, ParseCache
-from turnstile_server.gate.dialects.router import DIALECTS
+from turnstile_server.gate.dialects.registry import load_dialects
 from turnstile_server.http.json_values import weigh
 
-BY_NAME = {dialect.name: dialect for dialect in DIALECTS}
+BY_NAME = {dialect.name: dialect for dialect in load_dialects()}
 PARAMS = {"model": "m", "method": "generateContent"}
 TEXTS = st.sampled_from(
     ["", "a", '"', "\\", '\\"', "}]", '},{"role":', "é🙂", "\ud83d", "\n\t", '"messages":[', "[{", "x" * 300]

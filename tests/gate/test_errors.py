@@ -23,6 +23,7 @@ from gate_support import Stage, fails, says, staged
 from refusals import counted, refused, still_works
 
 from turnstile_server.errors import EngineTimeout, EngineUnavailable
+from turnstile_server.gate.dialects.registry import load_dialects
 from turnstile_server.gate.dialects.router import DialectRouter
 from waiting import PATIENCE_S
 
@@ -177,7 +178,7 @@ async def test_a_version_twice_is_told_as_a_wrong_base_url(stage: Stage, path: s
 
 @pytest.mark.parametrize("path", ["", "/", "/v1", "/v1/", "/v1/messages/v1", "/v1/models/v1beta", "/v10/v1"])
 def test_other_addresses_give_no_such_hint(path: str) -> None:
-    assert "version twice" not in DialectRouter().not_served(path)
+    assert "version twice" not in DialectRouter(load_dialects()).not_served(path)
 
 
 @pytest.mark.parametrize("header", [{}, {"anthropic-version": "2023-06-01"}, {"x-goog-api-key": "KEY"}])

@@ -9,6 +9,7 @@ from pathlib import Path
 from turnstile_server.episodes.staleness import StaleGroup, StaleWeights
 from turnstile_server.errors import StartupError, TurnstileError
 from turnstile_server.grading.errors import RewardInvalid
+from turnstile_server.grading.script import ScriptFailed
 from turnstile_server.offline_app import ReadOnly
 from turnstile_server.rendering.token_text import NoTokenizer
 from turnstile_server.workers.engine_control import NotShared
@@ -29,7 +30,16 @@ def classes(base: type[TurnstileError] = TurnstileError) -> Iterator[type[Turnst
 def test_the_table_has_each_error_with_its_status_and_whether_it_is_retried() -> None:
     told = [(int(status), name, retried == "yes") for status, name, _, retried in ROW.findall(DOC.read_text())]
     wanted = {(error.status, error.type, error.retryable) for error in classes() if error is not StartupError}
-    beside = {StaleGroup, StaleWeights, RewardInvalid, ReadOnly, NoTokenizer, NotShared, WorkerRestarting}
+    beside = {
+        StaleGroup,
+        StaleWeights,
+        RewardInvalid,
+        ReadOnly,
+        NoTokenizer,
+        NotShared,
+        ScriptFailed,
+        WorkerRestarting,
+    }
     assert {error.type for error in beside} <= {name for _, name, _ in wanted}, "those beside errors.py too"
     assert sorted(told) == sorted(wanted)
 

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import math
+import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import anyio
 import pytest
 from grading_support import grader
 from pydantic import ValidationError
 
+from installed_plugins import declare
 from turnstile.models import Fault
 from turnstile_server.episodes.outcome import unearned
 from turnstile_server.errors import StartupError, TaskFailed
 from turnstile_server.grading.errors import GraderFailed, GraderUnavailable, RewardInvalid
 from turnstile_server.grading.protocol import Component, GradingTools, Work
-from turnstile_server.grading.registry import GRADERS, unknown_graders
+from turnstile_server.grading.registry import unknown_graders
 from turnstile_server.tasks.model import Task
+from turnstile_server.tasks.part import GraderOptions
 from turnstile_server.tasks.registry import load_tasks
 
 pytestmark = pytest.mark.anyio
@@ -32,6 +35,10 @@ YES = {"grader": "exact", "value": "yes", "credit": {"maybe": 0.5}}
 SHORT = {"grader": "regex", "patterns": [r".{0,3}", r".{0,5}"]}
 
 
+class PlayedOptions(GraderOptions):
+    parts: ClassVar[bool] = True
+
+
 class Played:
     """A grader whose component, or error, each grading takes from a list; and what it was asked."""
 
@@ -39,7 +46,9 @@ class Played:
         self.given = list(given)
         self.asked = 0
 
-    def made(self, tools: GradingTools) -> Played:
+    Options = PlayedOptions
+
+    def __call__(self, tools: GradingTools, name: str, options: PlayedOptions) -> Played:
         return self
 
     async def grade(self, task: Task, work: Work) -> Component:
@@ -51,10 +60,12 @@ class Played:
 
 
 @pytest.fixture
-def played(monkeypatch: pytest.MonkeyPatch) -> Any:
+def played(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    declare(monkeypatch, tmp_path / "site", "turnstile.graders", played=f"{__name__}:PLAYED")
+
     def register(*given: Component | Exception) -> Played:
         made = Played(*given)
-        monkeypatch.setitem(GRADERS, "played", made.made)
+        monkeypatch.setattr(sys.modules[__name__], "PLAYED", made, raising=False)
         return made
 
     return register

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from installed_plugins import declare
 from turnstile_server.grading.digest import GraderDigests
 from turnstile_server.settings import GradingSettings, TaskSettings
 from turnstile_server.tasks.model import Task
@@ -20,6 +21,24 @@ def digests_by(**settings: Any) -> GraderDigests:
 
 def the_task(**entry: Any) -> Task:
     return Task.model_validate({"id": "t", "instruction": "x", "grading": {"code": entry}})
+
+
+def test_the_edited_module_of_a_packages_grader_is_another_judge(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = tmp_path / "acme_grader.py"
+    source = (
+        "from turnstile_server.tasks.part import GraderOptions\n"
+        "class Grader:\n    Options = GraderOptions\n    def __init__(self, tools, name, options): pass\n"
+    )
+    module.write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    declare(monkeypatch, tmp_path / "site", "turnstile.graders", acme="acme_grader:Grader")
+    task, digests = the_task(grader="acme"), digests_by()
+    before = digests.of(task)
+    assert digests.of(task) == before
+    module.write_text(source + "    strict = True\n")
+    assert digests.of(task) != before
 
 
 @pytest.mark.parametrize("judge", ["tests", "script"])

@@ -1,34 +1,42 @@
-"""The seam for graders: a grader is one module and one registered line, and a task asks for it by name."""
+"""The seam for graders: a grader of another package, found by its entry point, which a task asks for by name."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from grading_support import grader
 from harbor_support import loaded, steps_folder
 
+from installed_plugins import declare
 from turnstile.models import TaskRef
 from turnstile_server.backends import build_backends
 from turnstile_server.errors import StartupError, TaskFailed, Unprocessable
-from turnstile_server.grading.protocol import Component, GradingTools, Work
-from turnstile_server.grading.registry import GRADERS
+from turnstile_server.grading.protocol import Component, ComponentGrader, GradingTools, Work
 from turnstile_server.grading.settings_check import grading_problem
 from turnstile_server.settings import GradingSettings, Settings
 from turnstile_server.tasks.model import Task
+from turnstile_server.tasks.part import GraderOptions
 from turnstile_server.tasks.swe import END_MARKER, START_MARKER
 
 pytestmark = pytest.mark.anyio
 
 
-class BriefAnswer:
-    """Component ``brief``: 1 for an answer of at most ``max_words`` words."""
+class BriefOptions(GraderOptions):
+    max_words: int = 10
 
-    def __init__(self, tools: GradingTools) -> None:
-        self._default = 10
+
+class BriefAnswer(ComponentGrader):
+    """1 for an answer of at most ``max_words`` words."""
+
+    Options = BriefOptions
+
+    def __init__(self, tools: GradingTools, name: str, options: BriefOptions) -> None:
+        self._most = options.max_words
 
     async def grade(self, task: Task, work: Work) -> Component:
-        most = int(task.grading["brief"].get("max_words", self._default))
+        most = self._most
         words = len((work.answer or "").split())
         if words <= most:
             return Component(1.0, {"words": words})
@@ -36,33 +44,32 @@ class BriefAnswer:
 
 
 @pytest.fixture
-def brief(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(GRADERS, "brief", BriefAnswer)
+def brief(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    declare(monkeypatch, tmp_path / "site", "turnstile.graders", brief=f"{__name__}:BriefAnswer")
 
 
-TASK = Task.model_validate(
-    {"id": "t", "instruction": "x", "answer": {"value": "yes"}, "grading": {"brief": {"max_words": 2}}}
-)
+FIELDS = {"id": "t", "instruction": "x", "answer": {"value": "yes"}, "grading": {"brief": {"max_words": 2}}}
 
 
 async def test_a_registered_grader_gives_one_factor_of_the_reward(brief: None) -> None:
-    assert TASK.graded
-    grade = await grader(None).grade(TASK, Work(answer="yes"))
+    task = Task.model_validate(FIELDS)
+    assert task.graded
+    grade = await grader(None).grade(task, Work(answer="yes"))
     assert (grade.reward, grade.components) == (1.0, {"answer": 1.0, "brief": 1.0})
     assert grade.detail == {"answer": {"right": True, "note": ""}, "words": 1}
-    grade = await grader(None).grade(TASK, Work(answer="oh yes, indeed"))
+    grade = await grader(None).grade(task, Work(answer="oh yes, indeed"))
     assert (grade.reward, grade.components) == (0.0, {"answer": 0.0, "brief": 0.0})
     assert grade.detail["summary"] == ["answer: another text", "brief: 3 words, at most 2"]
 
 
 async def test_a_grader_that_is_not_registered_fails_the_task() -> None:
-    with pytest.raises(TaskFailed, match=r"no grader 'brief'; there are answer, swe"):
-        await grader(None).grade(TASK, Work(answer="yes"))
+    with pytest.raises(TaskFailed, match=r"no grader 'brief'; there are answer, exact"):
+        await grader(None).grade(Task.model_validate(FIELDS), Work(answer="yes"))
 
 
 def test_a_server_refuses_tasks_whose_grader_is_not_registered(tmp_path: Path) -> None:
     file = tmp_path / "t.jsonl"
-    file.write_text(TASK.model_dump_json(exclude_defaults=True) + "\n")
+    file.write_text(json.dumps(FIELDS) + "\n")
     settings = Settings.model_validate({"data_dir": tmp_path / "data", "tasks": {"sources": [file]}})
     with pytest.raises(StartupError, match=r"task t cannot be used: grading: there is no grader 'brief'"):
         build_backends(settings)

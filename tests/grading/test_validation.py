@@ -11,7 +11,7 @@ from turnstile_server.errors import SandboxUnavailable, TaskFailed
 from turnstile_server.grading.protocol import Grade, Work
 from turnstile_server.grading.validation import ProofVerdict, Validator
 from turnstile_server.grading.world_validation import ProofParts
-from turnstile_server.sandboxes.registry import NoSandboxes
+from turnstile_server.sandboxes.no_sandboxes import NoSandboxes
 from turnstile_server.settings import GradingSettings, Settings, TaskSettings
 from turnstile_server.tasks.model import Gold, Task, WrongWork
 from turnstile_server.tasks.tarball import pack

@@ -14,7 +14,7 @@ from rendering_models import BASH, USER, ids_of, parse
 
 from products import examples
 from turnstile.models import Message, ParseStatus, ToolCall
-from turnstile_server.rendering.call_format import parse_call
+from turnstile_server.rendering.call_formats.hermes import HermesFormat
 from turnstile_server.rendering.detokenizer import Detokenizer, Piece, StopFilter
 from turnstile_server.rendering.protocol import CallDelta, Delta, ParsedReply, ReasoningDelta, TextDelta
 from turnstile_server.rendering.reply_parser import TagParser
@@ -182,7 +182,7 @@ def test_text_around_calls_is_kept_and_trimmed(renderer: Make) -> None:
     ],
 )
 def test_a_call_that_is_none_comes_back_as_its_text(renderer: Make, body: str, status: ParseStatus) -> None:
-    assert parse_call(body, {"bash"}) is status
+    assert HermesFormat().parse(body, {"bash"}) is status
     if len(body) < 1000:
         subject = renderer("tiny")
         text = f"a <tool_call>{body}</tool_call> b"
@@ -205,7 +205,7 @@ def test_an_unclosed_call_is_text_and_does_not_hide_the_next(renderer: Make) -> 
 @given(st.dictionaries(st.text(max_size=5), st.text(max_size=5) | st.integers() | st.lists(st.none()), max_size=4))
 def test_arguments_are_the_exact_text_that_the_model_wrote(arguments: dict[str, Any]) -> None:
     for written in (json.dumps(arguments), json.dumps(arguments, ensure_ascii=False, indent=3)):
-        call = parse_call(f' {{"x": [1], "arguments": {written} , "name" :"bash"}}\n', {"bash"})
+        call = HermesFormat().parse(f' {{"x": [1], "arguments": {written} , "name" :"bash"}}\n', {"bash"})
         assert not isinstance(call, ParseStatus)
         assert (call.name, call.arguments) == ("bash", written)
 
@@ -247,7 +247,11 @@ def test_the_stop_string_that_ends_first_counts() -> None:
     assert stop.matched == "c"
 
 
-TEXT_TAGS = Tags(think=(Tag("<think>"), Tag("</think>")), call=(Tag("<tool_call>"), Tag("</tool_call>")))
+TEXT_TAGS = Tags(
+    think=(Tag("<think>"), Tag("</think>")),
+    call=(Tag("<tool_call>"), Tag("</tool_call>")),
+    call_format=HermesFormat(),
+)
 
 
 @settings(max_examples=examples(150))

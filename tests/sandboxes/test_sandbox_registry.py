@@ -10,8 +10,9 @@ from pool_support import NO_AGENTS, MemoryProvider, spec
 from turnstile_server.errors import SandboxUnavailable, StartupError
 from turnstile_server.sandboxes.background import BackgroundTasks
 from turnstile_server.sandboxes.endpoint import AgentEndpoint
+from turnstile_server.sandboxes.first_that_works import FirstThatWorks
 from turnstile_server.sandboxes.protocol import ProviderSetup
-from turnstile_server.sandboxes.registry import FirstThatWorks, create_provider
+from turnstile_server.sandboxes.registry import create_provider
 from turnstile_server.settings import SandboxSettings
 
 pytestmark = pytest.mark.anyio

@@ -8,7 +8,7 @@ from pathlib import Path
 from turnstile_server.settings import TaskSettings
 from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.protocol import TaskProblem
-from turnstile_server.tasks.registry import TASK_SOURCES
+from turnstile_server.tasks.registry import installed_sources
 
 CONFIG = """\
 schema_version = "1.4"
@@ -43,7 +43,7 @@ def harbor_folder(folder: Path, changes: Mapping[str, str | None] | None = None)
 
 def loaded(source: Path, settings: TaskSettings | None = None) -> tuple[list[Task], list[TaskProblem]]:
     """As the registry would load it."""
-    kind = next(each for each in TASK_SOURCES if each.recognises(str(source)))
+    kind = next(each for each in installed_sources() if each.recognises(str(source)))
     tasks: list[Task] = []
     problems: list[TaskProblem] = []
     for found in kind.load(str(source), settings or TaskSettings()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -67,6 +68,16 @@ def test_a_server_may_take_none() -> None:
 def test_a_grader_that_is_no_name_is_left_to_the_check_of_names(grader: object) -> None:
     ref = TaskRef.model_validate({"instruction": "x", "grading": {"a": {"grader": grader}}})
     assert kind_of("a", task_from_ref(ref, allow_inline=True).grading["a"]) == str(grader)
+
+
+def test_an_inline_task_names_no_grader_by_its_place_and_imports_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "evil_grader.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    ref = TaskRef.model_validate({"instruction": "x", "grading": {"a": {"grader": "evil_grader:Grader"}}})
+    with pytest.raises(Unprocessable, match=r"task\.grading\.a\.grader: an inline task names no code"):
+        task_from_ref(ref, allow_inline=True)
 
 
 def test_a_schema_that_is_nested_too_deep_is_refused_by_field() -> None:

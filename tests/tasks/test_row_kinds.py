@@ -232,6 +232,7 @@ def test_options_that_are_wrong_are_told_together(tmp_path: Path) -> None:
         {"grader": "rubric", "target": "evil.py:Rubric"},
         {"grader": "verifiers", "name": "evil.py", "index": 0},
         {"grader": "inspect", "name": "evil.py:task", "index": 0},
+        {"grader": "os:system"},
     ],
 )
 def test_a_row_names_no_code_of_the_servers_machine(entry: dict[str, Any], tmp_path: Path) -> None:

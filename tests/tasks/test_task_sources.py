@@ -1,4 +1,4 @@
-"""The seam for task sources: a source is one module and one registered line."""
+"""The seam for task sources: a source of another package, found by its entry point."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from installed_plugins import declare
 from turnstile_server.errors import StartupError
 from turnstile_server.settings import Settings, TaskSettings
-from turnstile_server.tasks import registry
 from turnstile_server.tasks.model import Answer, Task
-from turnstile_server.tasks.protocol import FoundTask, TaskProblem
+from turnstile_server.tasks.protocol import FoundTask, Recognition, TaskProblem
 from turnstile_server.tasks.registry import host_paths, load_tasks
 
 
 class CsvTasks:
     """``csv:FILE``, with the columns id, question and answer."""
+
+    recognition = Recognition.SCHEME
 
     def recognises(self, source: str) -> bool:
         return source.startswith("csv:")
@@ -38,7 +40,7 @@ class CsvTasks:
 
 @pytest.fixture
 def sums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(registry, "TASK_SOURCES", [CsvTasks(), *registry.TASK_SOURCES])
+    declare(monkeypatch, tmp_path / "site", "turnstile.task_sources", csv=f"{__name__}:CsvTasks")
     file = tmp_path / "sums.csv"
     file.write_text("id,question,answer\none,1+1?,2\ntwo,2+2?,4\n")
     return file

@@ -19,7 +19,8 @@ from chat_server import ChatServer, Fail, Raw, Say
 from subprocess_sandbox import SubprocessSandbox
 from tools_support import McpStage, PlayedEpisode
 
-from turnstile_server.agents.registry import SPECS, load_registry
+from turnstile_server.agents.registry import load_registry
+from turnstile_server.agents.shipped import SPECS
 from turnstile_server.agents.specs.loops.loop_parts import http_connection
 
 pytestmark = pytest.mark.anyio

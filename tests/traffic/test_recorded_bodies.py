@@ -12,6 +12,7 @@ from agents_matrix.recording import SUFFIX, Call, read
 from turnstile_server.errors import InvalidRequest
 from turnstile_server.gate.dialects.base import ModelRequest, Purpose
 from turnstile_server.gate.dialects.parse_cache import ParseCache
+from turnstile_server.gate.dialects.registry import load_dialects
 from turnstile_server.gate.dialects.router import DialectRouter, Route
 
 RECORDINGS = Path(__file__).parent / "recordings"
@@ -39,7 +40,7 @@ def routed(router: DialectRouter, call: Call) -> Route | None:
 def test_recorded_bodies_are_read_where_they_are_new(
     agent: str, record_property: Callable[[str, object], None]
 ) -> None:
-    router = DialectRouter()
+    router = DialectRouter(load_dialects())
     counts: Counter[str] = Counter()
     for file in sorted((RECORDINGS / agent).glob(f"*{SUFFIX}")):
         caches: defaultdict[str, ParseCache] = defaultdict(ParseCache)

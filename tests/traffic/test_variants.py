@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from agents_matrix.variants import ENVIRONMENT, VARIANTS, variant
-from turnstile_server.agents.registry import SPECS
+from turnstile_server.agents.shipped import SPECS
 from turnstile_server.agents.spec import AgentSpec
 
 PAIRS = sorted(

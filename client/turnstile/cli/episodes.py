@@ -15,7 +15,8 @@ from turnstile.cli.connection import DataDirOption, JsonOption, KeyOption, UrlOp
 from turnstile.cli.output import USAGE, Cell, Column, echo, echo_json, fail, reported, show_table
 from turnstile.cli.transcript import show_episode_facts, show_turns
 from turnstile.exporters.files import atomic_write
-from turnstile.exporters.registry import FORMATS, ExportFormat, writer_of
+from turnstile.exporters.formats import ExportFormat
+from turnstile.exporters.registry import export_format, installed_formats, writer_of
 from turnstile.models import Episode, EpisodeStatus
 from turnstile.sync import Client, EpisodeHandle
 
@@ -24,9 +25,10 @@ GroupOption = Annotated[str | None, typer.Option("--group-id", help="Only episod
 
 _GROUP = 8
 """Characters of a group's name in a list that has no room for all of it."""
-_TEXT = ", ".join(name for name, each in FORMATS.items() if each.text)
-_FILE = ", ".join(name for name, each in FORMATS.items() if not each.per_episode)
-_FOLDER = ", ".join(name for name, each in FORMATS.items() if each.per_episode)
+_FORMATS = installed_formats()
+_TEXT = ", ".join(name for name, each in _FORMATS.items() if each.text)
+_FILE = ", ".join(name for name, each in _FORMATS.items() if not each.per_episode)
+_FOLDER = ", ".join(name for name, each in _FORMATS.items() if each.per_episode)
 
 
 def list_episodes(
@@ -86,8 +88,8 @@ def export_episodes(
         str,
         typer.Option(
             "--format",
-            metavar="|".join(FORMATS),
-            help="; ".join(f"{name}: {each.summary}" for name, each in FORMATS.items()) + ".",
+            metavar="|".join(_FORMATS),
+            help="; ".join(f"{name}: {each.summary}" for name, each in _FORMATS.items()) + ".",
         ),
     ] = "jsonl",
     out: Annotated[
@@ -108,8 +110,7 @@ def export_episodes(
 ) -> None:
     """The samples of episodes, for a trainer."""
     with reported():
-        write = writer_of(format_)
-    wanted = FORMATS[format_]
+        wanted, write = export_format(format_), writer_of(format_)
     if out is None and not wanted.text:
         fail(f"--format {format_} needs --out {'FOLDER' if wanted.per_episode else 'FILE'}", USAGE)
     with reported(), connect(url, key, data_dir) as client:

@@ -29,14 +29,15 @@ from turnstile.cli.run_report import (
     summary,
 )
 from turnstile.client import AsyncClient
-from turnstile.exporters.registry import FORMATS
+from turnstile.exporters.registry import export_format, installed_formats
 from turnstile.models import CLIENT_ID_PATTERN, Limits, StalenessBound, StalenessPolicy, TaskRef, new_id
 from turnstile.models.episode import parse_env
+from turnstile.plugins import is_reference
 from turnstile.rollout import Rollout, RolloutArguments
 from turnstile.task_stream import SelectionArguments
 
 ALL = "all"
-SAMPLE_FORMATS = [name for name, each in FORMATS.items() if each.source == "samples"]
+SAMPLE_FORMATS = [name for name, each in installed_formats().items() if each.source == "samples"]
 INTERRUPTED = 130
 """As a shell says of a command that Ctrl-C ended."""
 
@@ -150,7 +151,8 @@ def run(
         str | None, typer.Option("--sandbox-image", help="Private server: Docker image of tasks that name none.")
     ] = None,
     agent_specs: Annotated[
-        list[Path] | None, typer.Option("--agent-specs", help="Private server: folder of further agent specs.")
+        list[str] | None,
+        typer.Option("--agent-specs", help="Private server: folder of further agent specs, or module:object."),
     ] = None,
     config: Annotated[Path | None, typer.Option("--config", help="Private server: its settings file.")] = None,
 ) -> None:
@@ -176,7 +178,9 @@ def run(
     flags += [part for source in sources for part in ("--tasks", source)]
     place = RunPlace(tuple(url or ()), key or (key_from(data_dir) if url else None), tuple(flags), data_dir)
     options = RolloutArguments(n=n, max_concurrent=max_concurrent, retries=retries, seed=seed)
-    if format_ not in SAMPLE_FORMATS:
+    with reported():
+        takes_samples = export_format(format_).source == "samples"
+    if not takes_samples:
         fail(f"--format {format_}: it is one of {', '.join(SAMPLE_FORMATS)}", USAGE)
     files = None
     if out is not None:
@@ -303,10 +307,11 @@ def _report(done: list[Rollout], short: Iterable[str], *, as_json: bool) -> None
         echo(f"turnstile: {line}", err=True)
 
 
-def _private_flags(values: Mapping[str, object], agent_specs: Sequence[Path]) -> list[str]:
+def _private_flags(values: Mapping[str, object], agent_specs: Sequence[str]) -> list[str]:
     """The flags of a private server, those that were given."""
     flags = [part for name, value in values.items() if value is not None for part in (name, str(value))]
-    return flags + [part for folder in agent_specs for part in ("--agent-specs", str(folder.absolute()))]
+    places = (each if is_reference(each) else str(Path(each).absolute()) for each in agent_specs)
+    return flags + [part for place in places for part in ("--agent-specs", place)]
 
 
 def _tasks(words: list[str], *, private: bool) -> tuple[list[str], tuple[str, ...]]:

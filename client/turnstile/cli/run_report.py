@@ -13,7 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from turnstile.cli.output import USAGE, Column, fail, show_table
 from turnstile.exporters.files import atomic_write
-from turnstile.exporters.registry import FORMATS, writer_of
+from turnstile.exporters.formats import JOURNAL
+from turnstile.exporters.registry import export_format, writer_of
 from turnstile.groups import short_groups
 from turnstile.models import EpisodeStats, Fault
 from turnstile.rollout import Rollout, RolloutProgress
@@ -38,7 +39,7 @@ class RolloutFiles:
         self._samples = out / SAMPLES_FOLDER
         self._journal = out / JOURNAL_FOLDER
         self._write = writer_of(format_)
-        self._suffix = FORMATS[format_].suffix
+        self._suffix = export_format(format_).suffix
 
     def prepare(self) -> None:
         """Ends the command where the folder has a run already: two runs are not mixed."""
@@ -50,7 +51,7 @@ class RolloutFiles:
     def add(self, rollout: Rollout, recorded: bytes | None = None) -> None:
         """``recorded``: the records of its episode; None where the server did not give them."""
         if recorded is not None and rollout.episode is not None:
-            with atomic_write(self._journal / f"{rollout.episode.episode_id}{FORMATS['journal'].suffix}") as file:
+            with atomic_write(self._journal / f"{rollout.episode.episode_id}{JOURNAL.suffix}") as file:
                 file.write(recorded)
         if rollout.samples is not None and rollout.episode is not None:
             with atomic_write(self._samples / f"{rollout.episode.episode_id}{self._suffix}") as file:

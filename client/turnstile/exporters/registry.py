@@ -1,78 +1,47 @@
-"""The formats of ``turnstile episodes export --format`` and ``turnstile run --format``. One line adds one.
+"""The formats that ``--format`` takes: the entry points of ``turnstile.exporters``.
 
-An exporter is a module with one function: it takes the episodes' data and an open binary file, writes, and returns
-the number of samples. Its module is imported when the format is used. What it needs installed is an extra of the
-package, named in its line.
+A format's object is an ``ExportFormat``, or only its ``Writer``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, BinaryIO, Literal, TypeAlias
+from typing import Final
 
 from turnstile import errors
+from turnstile.exporters.formats import ExportFormat, Writer
+from turnstile.plugins import BrokenPlugin, Plugin, PluginError, Plugins
 
-Writer: TypeAlias = Callable[[Iterable[Any], BinaryIO], int]
-"""Takes SampleSets, TokenForests for a format of ``source`` ``tree``, bytes for ``journal``. A format of one file
-per episode gets one of them per call."""
-
-
-@dataclass(frozen=True, slots=True)
-class ExportFormat:
-    """One format.
-
-    ``writer``: ``"module:function"``. ``summary``: its part of the option's help. ``suffix``: of its files.
-    ``per_episode``: one file per episode; else one file holds all. ``text``: stdout may be the file.
-    ``source``: ``samples``, ``tree`` or ``journal``. ``counts``: what the writer's number is of. ``extra``: the
-    extra of turnstile-rl that installs what it imports.
-    """
-
-    writer: str
-    summary: str
-    suffix: str
-    per_episode: bool = False
-    text: bool = False
-    source: Literal["samples", "tree", "journal"] = "samples"
-    counts: str = "samples"
-    extra: str | None = None
+EXPORTERS: Final = Plugins("turnstile.exporters")
 
 
-FORMATS = {
-    "jsonl": ExportFormat("turnstile.exporters.files:write_jsonl", "a JSON line per sample", ".jsonl", text=True),
-    "safetensors": ExportFormat(
-        "turnstile.exporters.files:write_safetensors", "arrays of an episode", ".safetensors", per_episode=True
-    ),
-    "parquet": ExportFormat(
-        "turnstile.exporters.parquet:write_rows", "a row per sample", ".parquet", extra="parquet"
-    ),
-    "tree": ExportFormat(
-        "turnstile.exporters.files:write_tree",
-        "the token tree of an episode",
-        ".tree.safetensors",
-        per_episode=True,
-        source="tree",
-    ),
-    "journal": ExportFormat(
-        "turnstile.exporters.files:write_journal",
-        "all that is recorded of an ended episode, for `turnstile ui FOLDER`",
-        ".tsj",
-        per_episode=True,
-        source="journal",
-        counts="episodes",
-    ),
-}
+def installed_formats() -> dict[str, ExportFormat]:
+    """The installed formats by name, without those that cannot be loaded: asking for one says why."""
+    found: dict[str, ExportFormat] = {}
+    for plugin in EXPORTERS.usable():
+        try:
+            found[plugin.name] = _loaded(plugin)
+        except BrokenPlugin:
+            continue
+    return found
+
+
+def export_format(name: str) -> ExportFormat:
+    """The format ``name``, or ``package.module:object``. Raises InvalidRequest where there is none."""
+    try:
+        return _loaded(EXPORTERS.find(name))
+    except PluginError as error:
+        raise errors.InvalidRequest(f"--format: {error}") from error
 
 
 def writer_of(name: str) -> Writer:
     """The writer of a format. Raises InvalidRequest for an unknown format, and for one whose extra is missing."""
-    if name not in FORMATS:
-        raise errors.InvalidRequest(f"there is no format {name}; the formats are {', '.join(FORMATS)}")
-    wanted = FORMATS[name]
+    wanted = export_format(name)
+    if not isinstance(wanted.writer, str):
+        return wanted.writer
     module, _, function = wanted.writer.partition(":")
     try:
-        found: Writer = getattr(import_module(module), function)
+        found: Writer = vars(import_module(module))[function]
     except ImportError as error:
         if wanted.extra is None:
             raise
@@ -80,3 +49,13 @@ def writer_of(name: str) -> Writer:
             f"--format {name} needs {error.name}: pip install 'turnstile-rl[{wanted.extra}]'"
         ) from error
     return found
+
+
+def _loaded(plugin: Plugin) -> ExportFormat:
+    """Raises BrokenPlugin."""
+    found = plugin.load()
+    if isinstance(found, ExportFormat):
+        return found
+    if not callable(found):
+        raise BrokenPlugin(f"{plugin} cannot be used: it is neither an ExportFormat nor a function that writes")
+    return ExportFormat(found, f"written by {plugin.target}", ".out")

@@ -3,7 +3,8 @@
 In reading order:
 
 - ``spec``: the fields of a spec.
-- ``registry``: loads the specs that ship and those of further folders when the server starts.
+- ``registry``: loads the installed agents and those of the settings when the server starts.
+- ``shipped``: the agents that ship, as entry points.
 - ``launch``: fills a spec's placeholders with one episode's values.
 - ``ending``: what an agent's own log says about how it ended.
 - ``installer``: installs each agent once, into a folder that sandboxes mount read-only.

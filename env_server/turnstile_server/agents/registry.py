@@ -1,35 +1,48 @@
-"""The agents that a server can launch: every ``*.yaml`` of the spec folders, checked when the server starts."""
+"""The agents that a server can launch: the entry points of ``turnstile.agents``, then the settings' own specs.
+
+An agent's object is the path (``pathlib.Path``) of its spec, a YAML file. All are checked when the server starts.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import yaml
 from pydantic import ValidationError
 
+from turnstile.plugins import BrokenPlugin, Plugin, Plugins, is_reference
 from turnstile_server.agents.launch import PLACEHOLDERS, placeholder_errors
 from turnstile_server.agents.spec import AgentSpec
 from turnstile_server.errors import StartupError, Unprocessable
+from turnstile_server.gate.dialects.registry import load_dialect
 
-SPECS = Path(__file__).parent / "specs"
+AGENTS: Final = Plugins("turnstile.agents")
+
 EXTERNAL = "external"
 """The agent name of episodes whose agent the caller runs."""
 
 YAML = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
 """libyaml reads the specs that ship ten times as fast as the parser in Python, at each start of a server."""
 
+_LOG = logging.getLogger(__name__)
+
 
 class AgentRegistry:
     """Agent specs by name, in the order in which they were loaded."""
 
-    def __init__(self, specs: Mapping[str, AgentSpec]) -> None:
+    def __init__(self, specs: Mapping[str, AgentSpec], broken: Mapping[str, str] | None = None) -> None:
         self._specs = dict(specs)
+        self.broken = dict(broken or {})
+        """Why an agent of another package is not known, by its name."""
 
     def get(self, name: str) -> AgentSpec:
         """The spec of the agent ``name``. Raises Unprocessable, naming the known agents, for an unknown one."""
         spec = self._specs.get(name)
+        if spec is None and name in self.broken:
+            raise Unprocessable(self.broken[name])
         if spec is None:
             raise Unprocessable(
                 f"agent {name!r} is not known here; this server launches {', '.join(self._specs) or 'none'}, "
@@ -49,26 +62,78 @@ class AgentRegistry:
         return iter(self._specs.values())
 
 
-def load_registry(further: Sequence[Path] = ()) -> AgentRegistry:
-    """Load the agents that ship, then those of the folders ``further``. A later one replaces a namesake.
+def load_registry(further: Sequence[Path | str] = ()) -> AgentRegistry:
+    """Load the installed agents, then those of ``further``: folders of specs, and ``package.module:object``.
+
+    A later one replaces a namesake.
 
     Raises StartupError, naming the file and the field, for a spec that is wrong: an unknown field, dialect or
-    placeholder, an unpinned npm package, a name that is taken twice in one folder, or ``extends`` of no agent.
+    placeholder, an unpinned npm package, a name that is taken twice in one folder, or ``extends`` of no agent. An
+    installed agent of another package that is wrong is told in the log, and to whoever asks for it.
     """
-    specs: dict[str, AgentSpec] = {}
-    read: dict[str, Mapping[str, Any]] = {}
-    for folder in (SPECS, *further):
+    loading = _Loading()
+    broken: dict[str, str] = {}
+    loading.add([path_of(plugin) for plugin in AGENTS.declared() if plugin.ours], "turnstile-rl")
+    for plugin in AGENTS.declared():
+        if plugin.ours:
+            continue
+        try:
+            loading.add_plugin(plugin)
+        except StartupError as error:
+            broken[plugin.name] = error.message
+            _LOG.warning("%s; it is not launched here", error.message)
+    for place in further:
+        if is_reference(str(place)):
+            loading.add([path_of(AGENTS.find(str(place)))], str(place))
+            continue
+        folder = Path(place)
         if not folder.is_dir():
             raise StartupError(f"agents.specs: {folder} is not a folder")
-        texts = {path: _read(path) for path in sorted(folder.glob("*.yaml"))}
-        read |= {text["name"]: text for text in texts.values() if isinstance(text.get("name"), str)}
-        found = [_checked(path, _extended(path, text, read)) for path, text in texts.items()]
+        loading.add(sorted(folder.glob("*.yaml")), str(folder))
+    return AgentRegistry(loading.specs, broken)
+
+
+def path_of(plugin: Plugin) -> Path:
+    """The path of the plug-in's spec. Raises StartupError."""
+    try:
+        found = plugin.load()
+    except BrokenPlugin as error:
+        raise StartupError(str(error)) from error
+    if not isinstance(found, Path):
+        raise StartupError(
+            f"{plugin} cannot be used: it is a {type(found).__name__}, not the pathlib.Path of a spec"
+        )
+    return found
+
+
+class _Loading:
+    """The specs so far, by name."""
+
+    def __init__(self) -> None:
+        self.specs: dict[str, AgentSpec] = {}
+        self._read: dict[str, Mapping[str, Any]] = {}
+
+    def add(self, paths: Sequence[Path], place: str) -> None:
+        """The specs of one place, which may extend each other. Raises StartupError."""
+        texts = {path: _read(path) for path in paths}
+        self._read |= {text["name"]: text for text in texts.values() if isinstance(text.get("name"), str)}
+        found = [_checked(path, _extended(path, text, self._read)) for path, text in texts.items()]
         names = [spec.name for spec in found]
         for spec in found:
             if spec.name == EXTERNAL or names.count(spec.name) > 1:
-                raise StartupError(f"an agent spec in {folder} has a name that is taken: {spec.name}")
-            specs[spec.name] = spec
-    return AgentRegistry(specs)
+                raise StartupError(f"an agent spec in {place} has a name that is taken: {spec.name}")
+            self.specs[spec.name] = spec
+
+    def add_plugin(self, plugin: Plugin) -> None:
+        """The agent of another package. Raises StartupError, and is as before then."""
+        path = path_of(plugin)
+        fields = _read(path)
+        spec = _checked(path, _extended(path, fields, self._read))
+        if spec.name != plugin.name:
+            raise StartupError(f"{plugin} cannot be used: its spec has the name {spec.name!r}")
+        load_dialect(spec.dialect)
+        self.specs[spec.name] = spec
+        self._read[spec.name] = fields
 
 
 def _read(path: Path) -> Mapping[str, Any]:

@@ -17,8 +17,9 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from turnstile.models.base import ClientId
+from turnstile.plugins import UnknownPlugin
 from turnstile_server.capture.volatile import check_patterns
-from turnstile_server.gate.dialects.router import dialect_names
+from turnstile_server.gate.dialects.registry import DIALECTS
 
 _PIN = re.compile(r"(@[a-z0-9~-][a-z0-9._~-]*/)?[a-z0-9~-][a-z0-9._~-]*@\d+\.\d+\.\d+(-[0-9A-Za-z.-]+)?")
 
@@ -30,8 +31,10 @@ def _pinned(package: str) -> str:
 
 
 def _known_dialect(name: str) -> str:
-    if name not in dialect_names():
-        raise ValueError(f"{name!r} is not a dialect of the model API: {', '.join(dialect_names())}")
+    try:
+        DIALECTS.find(name)
+    except UnknownPlugin as error:
+        raise ValueError(str(error)) from None
     return name
 
 

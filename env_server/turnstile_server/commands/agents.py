@@ -36,7 +36,8 @@ def install(
         bool, typer.Option("--runtime", help="Make the Python that Docker sandboxes are given.")
     ] = False,
     agent_specs: Annotated[
-        list[Path] | None, typer.Option("--agent-specs", help="Folder of further agent specs; may be repeated.")
+        list[str] | None,
+        typer.Option("--agent-specs", help="Folder of further agent specs, or module:object; may be repeated."),
     ] = None,
     config: Annotated[Path | None, typer.Option("--config", help="Settings file (TOML).")] = None,
 ) -> None:

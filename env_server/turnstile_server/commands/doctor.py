@@ -1,9 +1,9 @@
 """``turnstile doctor`` and ``turnstile agents doctor``: what holds on this machine, before an episode needs it.
 
-The first makes a sandbox and attacks it from inside (``testing/machine.py``), or tells what works in an image
-(``testing/image_check.py``). The second installs an agent, which
-plays one small task (or the task that ``--task`` names) with a scripted policy in place of a model. No model is
-needed, and nothing of it is for training.
+The first makes a sandbox and attacks it from inside (``testing/machine.py``) and lists the parts that packages add
+(``testing/parts.py``), or tells what works in an image (``testing/image_check.py``). The second installs an agent,
+which plays one small task (or the task that ``--task`` names) with a scripted policy in place of a model. No model
+is needed, and nothing of it is for training.
 
 Exit codes: 0; 1 if a check failed; 2 if settings, specs, sandboxes or the model folder cannot be used; 130 and 143
 after SIGINT and SIGTERM, when everything was released.
@@ -27,7 +27,7 @@ from turnstile_server.commands.serve import nested, settings_of
 from turnstile_server.errors import NotFound, StartupError, TaskFailed, Unprocessable
 from turnstile_server.testing.doctor import DoctorReport, Finding, check_agent
 from turnstile_server.testing.image_check import check_image
-from turnstile_server.testing.machine import MachineReport, check_machine
+from turnstile_server.testing.machine import MachineReport, check_machine, check_parts
 
 FAILED = 1
 USAGE = 2
@@ -55,7 +55,8 @@ def doctor(
         typer.Option("--allow-unisolated", help="Local sandboxes without bubblewrap: no isolation at all."),
     ] = None,
     agent_specs: Annotated[
-        list[Path] | None, typer.Option("--agent-specs", help="Folder of further agent specs; may be repeated.")
+        list[str] | None,
+        typer.Option("--agent-specs", help="Folder of further agent specs, or module:object; may be repeated."),
     ] = None,
     env: Annotated[
         list[str] | None,
@@ -103,16 +104,25 @@ def machine(
     image: Annotated[
         str | None, typer.Option("--image", help="Tell instead what works in sandboxes of this Docker image.")
     ] = None,
+    parts: Annotated[
+        bool, typer.Option("--parts", help="Only list the installed parts: engines, dialects, graders, …")
+    ] = False,
     data_dir: Annotated[Path | None, typer.Option("--data-dir", help="Data directory of the server.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of lines.")] = False,
     config: Annotated[Path | None, typer.Option("--config", help="Settings file (TOML).")] = None,
 ) -> None:
-    """Try what holds sandboxes on this machine: one is made, and attacked from inside. Or what works in an
-    image."""
+    """Try what holds sandboxes on this machine: one is made, and attacked from inside; and list the parts that
+    packages add. Or try what works in an image."""
+    if parts and image is not None:
+        typer.echo("turnstile: --parts and --image ask for different reports; give one of them", err=True)
+        raise typer.Exit(USAGE)
     flags = {"sandboxes.kind": sandbox, "sandboxes.docker_image": sandbox_image, "data_dir": data_dir}
     settings = settings_of(nested(flags), config)
     try:
-        check = partial(check_machine, settings) if image is None else partial(check_image, settings, image)
+        if parts:
+            check: Callable[[], Awaitable[MachineReport]] = check_parts
+        else:
+            check = partial(check_machine, settings) if image is None else partial(check_image, settings, image)
         report = anyio.run(_until_signalled, check)
     except (StartupError, TaskFailed) as error:
         typer.echo(visible(f"turnstile: {error.message}", lines=True), err=True)
@@ -166,7 +176,7 @@ def _one_line(text: str) -> str:
 def _finding_line(finding: Finding, *, whole: bool = False) -> str:
     """A mark, what was checked, what was found."""
     text = " ".join(finding.text.split()) if whole else _one_line(finding.text)
-    return f"  {MARKS[finding.passed]:<7}{finding.name:<13}{text}"
+    return f"  {MARKS[finding.passed]:<7}{finding.name:<12} {text}"
 
 
 def written(report: DoctorReport) -> str:

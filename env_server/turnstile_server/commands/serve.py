@@ -7,6 +7,7 @@ impossible configuration is reported setting by setting, with exit code 2, befor
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,20 +15,34 @@ from typing import Annotated, Any
 import typer
 from pydantic import ValidationError
 
+from turnstile.plugins import Plugins, UnknownPlugin
 from turnstile.visible import visible
-from turnstile_server.engines.registry import engine_kinds
+from turnstile_server.engines.registry import NO_ENGINE
 from turnstile_server.process import run
 from turnstile_server.settings import Settings, load_settings
 from turnstile_server.workers.serve import needs_front, run_workers
 
 USAGE = 2
-ENGINE_KINDS = f"[{'|'.join(engine_kinds())}]"
 
 
-def _known_engine(kind: str | None) -> str | None:
-    if kind is not None and kind not in engine_kinds():
-        raise typer.BadParameter(f"{kind!r} is not one of {', '.join(engine_kinds())}.")
-    return kind
+def _part(group: str, *others: str) -> tuple[str, Callable[[str | None], str | None]]:
+    """What help shows for a flag that names a part, and its check: a part of ``group``, or one of ``others``."""
+    parts = Plugins(group)
+
+    def check(name: str | None) -> str | None:
+        if name is not None and name not in others:
+            try:
+                parts.find(name)
+            except UnknownPlugin as error:
+                raise typer.BadParameter(str(error)) from None
+        return name
+
+    return f"[{'|'.join((*parts.names(), *others))}]", check
+
+
+ENGINES, known_engine = _part("turnstile.engines", NO_ENGINE)
+SANDBOXES, known_sandboxes = _part("turnstile.sandboxes")
+CALL_FORMATS, known_call_format = _part("turnstile.call_formats", "auto", "none")
 
 
 class Durability(StrEnum):
@@ -39,12 +54,6 @@ class RendererBackend(StrEnum):
     AUTO = "auto"
     TEMPLATE = "template"
     RENDERERS = "renderers"
-
-
-class ToolFormat(StrEnum):
-    AUTO = "auto"
-    HERMES = "hermes"
-    NONE = "none"
 
 
 class ThinkingHistory(StrEnum):
@@ -65,7 +74,7 @@ def serve(
     ] = None,
     engine: Annotated[
         str | None,
-        typer.Option("--engine", metavar=ENGINE_KINDS, callback=_known_engine, help="Which engine samples."),
+        typer.Option("--engine", metavar=ENGINES, callback=known_engine, help="Which engine samples."),
     ] = None,
     engine_url: Annotated[
         list[str] | None,
@@ -107,11 +116,17 @@ def serve(
         ),
     ] = None,
     agent_specs: Annotated[
-        list[Path] | None, typer.Option("--agent-specs", help="Folder of further agent specs; may be repeated.")
+        list[str] | None,
+        typer.Option("--agent-specs", help="Folder of further agent specs, or module:object; may be repeated."),
     ] = None,
     sandbox: Annotated[
         str | None,
-        typer.Option("--sandbox", help="Sandbox backend of launched agents and tests: auto, docker, local, none."),
+        typer.Option(
+            "--sandbox",
+            metavar=SANDBOXES,
+            callback=known_sandboxes,
+            help="Sandbox backend of launched agents and tests.",
+        ),
     ] = None,
     sandbox_image: Annotated[
         str | None, typer.Option("--sandbox-image", help="Docker image of tasks that name none.")
@@ -128,7 +143,13 @@ def serve(
         str | None, typer.Option("--family", help="Model family of `--renderer renderers`, e.g. qwen3.")
     ] = None,
     tool_format: Annotated[
-        ToolFormat | None, typer.Option("--tool-format", help="Call format of the template backend.")
+        str | None,
+        typer.Option(
+            "--tool-format",
+            metavar=CALL_FORMATS,
+            callback=known_call_format,
+            help="Call format of the template backend.",
+        ),
     ] = None,
     thinking_history: Annotated[
         ThinkingHistory | None, typer.Option("--thinking-history", help="Whether earlier thinking stays.")

@@ -8,13 +8,15 @@ from __future__ import annotations
 from decimal import Decimal
 
 from turnstile_server.grading.answers import AnswerVerdict, judge_answer, parse_number
-from turnstile_server.grading.protocol import Component, GradingTools, Work
+from turnstile_server.grading.protocol import Component, ComponentGrader, GradingTools, Work
 from turnstile_server.tasks.grader_options import ExactOptions, NumericOptions, RegexOptions
 from turnstile_server.tasks.model import Answer, Task
 
 
-class ExactGrader:
+class ExactGrader(ComponentGrader):
     """Credit for one of some texts."""
+
+    Options = ExactOptions
 
     def __init__(self, tools: GradingTools, name: str, options: ExactOptions) -> None:
         self._name = name
@@ -34,8 +36,10 @@ class ExactGrader:
         return _component(self._name, credit, "another text" if credit == 0 else "a text with partial credit")
 
 
-class NumericGrader:
+class NumericGrader(ComponentGrader):
     """Credit for a number, by its distance."""
+
+    Options = NumericOptions
 
     def __init__(self, tools: GradingTools, name: str, options: NumericOptions) -> None:
         self._name = name
@@ -58,8 +62,10 @@ class NumericGrader:
         return _component(self._name, min(1.0, max(0.0, credit)), f"off by {distance}")
 
 
-class RegexGrader:
+class RegexGrader(ComponentGrader):
     """Credit for the share of the patterns that the answer matches."""
+
+    Options = RegexOptions
 
     def __init__(self, tools: GradingTools, name: str, options: RegexOptions) -> None:
         self._name = name

@@ -15,7 +15,7 @@ from subprocess import DEVNULL, CalledProcessError
 
 import anyio
 
-from turnstile_server.grading.protocol import Component, GradingTools, Work
+from turnstile_server.grading.protocol import Component, ComponentGrader, GradingTools, Work
 from turnstile_server.tasks.model import Answer, Task
 
 NUMBER = re.compile(r"[+-]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d*)?(?:[eE][+-]?\d{1,3})?")
@@ -38,10 +38,10 @@ class AnswerVerdict:
     """Why it is not, for the trainer."""
 
 
-class AnswerGrader:
+class AnswerGrader(ComponentGrader):
     """The component ``answer``: 1 when the submitted answer is the wanted one, else 0."""
 
-    def __init__(self, tools: GradingTools) -> None:
+    def __init__(self, tools: GradingTools, name: str, options: None) -> None:
         self._regex_timeout_s = tools.settings.regex_timeout_s
 
     async def grade(self, task: Task, work: Work) -> Component:

@@ -1,8 +1,8 @@
 """A digest of what judges a task's work: two gradings with one digest were by the same judge.
 
 It covers the task's fields and files that grading reads, the files of grading code that it or the settings name,
-the settings of its judges, and the source of the graders of this server, with its programs for packages. Not
-covered is what such code imports.
+the settings of its judges, the source of the graders of this server, with its programs for packages, and the
+module and version of a grader of another package. Not covered is what such code imports.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from turnstile_server.integrations.package_process import PROGRAMS
 from turnstile_server.settings import GradingSettings
 from turnstile_server.tasks.code_options import CodeOptions
 from turnstile_server.tasks.files import Files
+from turnstile_server.tasks.grader_options import GRADERS
 from turnstile_server.tasks.judge_options import JudgeOptions
 from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.package_options import PackageOptions
+from turnstile_server.tasks.part import GraderOptions
 
 _SOURCES = (Path(__file__).parent, PROGRAMS)
 _OF_THE_JUDGE = {"url", "model", "temperature", "max_tokens", "json_mode", "extra_body", "max_text_chars"}
@@ -76,6 +78,8 @@ class GraderDigests:
             case JudgeOptions() if entry.judge in self._settings.judges:
                 judge = self._settings.judges[entry.judge].model_dump(mode="json", include=_OF_THE_JUDGE)
                 return json.dumps(judge, sort_keys=True).encode()
+            case GraderOptions() if not (plugin := GRADERS.find(entry.grader)).ours:
+                return str(plugin).encode() + _contents(plugin.target.partition(":")[0])
         return b"-"
 
     def _packed(self, files: Files | None) -> bytes:

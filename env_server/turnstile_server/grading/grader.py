@@ -20,18 +20,17 @@ from turnstile_server.grading.composition import Composition
 from turnstile_server.grading.judge.judges import Judges, JudgeSpending
 from turnstile_server.grading.package_processes import PackageProcesses
 from turnstile_server.grading.protocol import Component, ComponentGrader, Grade, GradingTools, Work
-from turnstile_server.grading.registry import ENTRY_GRADERS, GRADERS, unknown_graders
+from turnstile_server.grading.registry import create_grader, unknown_graders
 from turnstile_server.grading.retries import with_retries
 from turnstile_server.grading.work_diff import WorkDiffer
 from turnstile_server.sandboxes.protocol import SandboxProvider, SandboxSpec
 from turnstile_server.settings import GradingSettings, TaskSettings
 from turnstile_server.spans import nested
 from turnstile_server.tasks.model import Task
-from turnstile_server.tasks.part import GraderOptions
 
 
 class TaskGrader:
-    """A ``Grader``: every registered grader, each asked for its component.
+    """A ``Grader``: each grader of a task is asked for its component.
 
     ``spec_of`` gives the sandbox that a task is graded in. ``provider`` None: this server has no sandboxes.
     ``data_dir``: where verdicts of judges are kept; None: nowhere.
@@ -57,7 +56,6 @@ class TaskGrader:
         )
         self._settings = settings
         self._differ = WorkDiffer(self._tools)
-        self._graders = {name: make(self._tools) for name, make in GRADERS.items()}
 
     async def grade(self, task: Task, work: Work) -> Grade:
         """See ``Grader``."""
@@ -70,7 +68,7 @@ class TaskGrader:
                 not_run.append(name)
                 continue
             try:
-                grade = partial(_tried, name, self._grader_of(task, name, tools), task, work)
+                grade = partial(_tried, name, create_grader(task, name, tools), task, work)
                 made.add(name, await with_retries(grade, self._settings))
             except TurnstileError as error:
                 raise _with_evidence(error, name, made) from error.__cause__
@@ -86,12 +84,6 @@ class TaskGrader:
     async def close(self) -> None:
         """See ``Grader``."""
         await self._tools.packages.close()
-
-    def _grader_of(self, task: Task, name: str, tools: GradingTools) -> ComponentGrader:
-        entry = task.grading.get(name)
-        if isinstance(entry, GraderOptions):
-            return ENTRY_GRADERS[entry.grader](tools, name, entry)
-        return self._graders[name]
 
 
 async def _tried(name: str, grader: ComponentGrader, task: Task, work: Work) -> Component:

@@ -29,7 +29,7 @@ from turnstile_server.grading.programs import (
     private,
     python_of,
 )
-from turnstile_server.grading.protocol import Component, GradingTools, Work
+from turnstile_server.grading.protocol import Component, ComponentGrader, GradingTools, Work
 from turnstile_server.grading.repository_tests import RepositoryJudge
 from turnstile_server.grading.verdict import (
     CANNOT_RUN,
@@ -88,10 +88,10 @@ def _environment(argv: Sequence[str], folder: str) -> dict[str, str]:
     }
 
 
-class HiddenTestsGrader:
+class HiddenTestsGrader(ComponentGrader):
     """The component ``tests``: 1 when every expected test passes, else 0."""
 
-    def __init__(self, tools: GradingTools) -> None:
+    def __init__(self, tools: GradingTools, name: str, options: None) -> None:
         self._copies = JudgedCopies(tools)
         self._tools = tools
 

@@ -19,7 +19,7 @@ from turnstile_server.errors import FileProblem
 from turnstile_server.grading.errors import GraderFailed
 from turnstile_server.grading.judged_copy import JudgedCopies
 from turnstile_server.grading.package_processes import nothing_to_ask
-from turnstile_server.grading.protocol import Component, GradingTools, Work
+from turnstile_server.grading.protocol import Component, ComponentGrader, GradingTools, Work
 from turnstile_server.grading.verdict import DiffVerdict, printable
 from turnstile_server.integrations.package_process import (
     Answer,
@@ -35,8 +35,10 @@ MAX_OUTPUT_BYTES = 10 << 20
 MAX_FILE_BYTES = 16 << 20
 
 
-class PackageGrader:
+class PackageGrader(ComponentGrader):
     """The components that the package names."""
+
+    Options = PackageOptions
 
     def __init__(self, tools: GradingTools, name: str, options: PackageOptions) -> None:
         self._copies = JudgedCopies(tools)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import anyio
 
@@ -17,6 +17,7 @@ from turnstile_server.sandboxes.protocol import SandboxProvider, SandboxSpec
 from turnstile_server.settings import GradingSettings, TaskSettings
 from turnstile_server.spans import OpenSpan
 from turnstile_server.tasks.model import Task
+from turnstile_server.tasks.part import GraderOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +116,14 @@ class GradingTools:
 
 
 class ComponentGrader(Protocol):
-    """Grades one component. Which tasks ask for it: see ``Task.graders``."""
+    """Grades one component. Made for one grading: ``Grader(tools, name, options)``.
+
+    ``name``: of the component. ``options``: an ``Options`` of the class; None where it has none. Which tasks ask
+    for it: see ``Task.graders``.
+    """
+
+    Options: ClassVar[type[GraderOptions] | None] = None
+    """The model of an entry of ``grading``, checked when a task is read. None: a field of the task asks for it."""
 
     async def grade(self, task: Task, work: Work) -> Component:
         """Raises as ``Grader.grade`` does."""

@@ -17,7 +17,7 @@ from typing import Any
 from turnstile_server.errors import TaskFailed
 from turnstile_server.grading import r2e_log
 from turnstile_server.grading.judged_copy import JudgedCopies
-from turnstile_server.grading.protocol import Component, GradingTools, Work
+from turnstile_server.grading.protocol import Component, ComponentGrader, GradingTools, Work
 from turnstile_server.grading.verdict import DiffVerdict, one_line, storable
 from turnstile_server.sandboxes.protocol import Command, ExecResult, Sandbox
 from turnstile_server.tasks.git_history import keep_one_commit
@@ -40,10 +40,10 @@ exec cat {SCRIPT}
 _RUN = f'rm -rf {LINK} && ln -s {HIDDEN_TESTS} {LINK} && exec /bin/bash "$0" 2>&1'
 
 
-class R2eGrader:
+class R2eGrader(ComponentGrader):
     """The component ``r2e``: 1 when all tests and no others report what they must, else 0."""
 
-    def __init__(self, tools: GradingTools) -> None:
+    def __init__(self, tools: GradingTools, name: str, options: None) -> None:
         self._copies = JudgedCopies(tools)
         self._tools = tools
 

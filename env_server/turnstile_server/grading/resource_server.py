@@ -17,7 +17,7 @@ from uuid import uuid4
 import anyio
 
 from turnstile_server.grading.errors import GraderFailed, GraderUnavailable
-from turnstile_server.grading.protocol import Component, GradingTools, Work
+from turnstile_server.grading.protocol import Component, ComponentGrader, GradingTools, Work
 from turnstile_server.grading.verdict import printable
 from turnstile_server.integrations.resource_session import ResourceServerProblem, ResourceSession, open_session
 from turnstile_server.tasks.model import Task
@@ -27,8 +27,10 @@ MAX_REPORTED = 50
 MAX_NAME_CHARS = 100
 
 
-class ResourceServerGrader:
+class ResourceServerGrader(ComponentGrader):
     """The component is the resource server's ``reward``."""
+
+    Options = ResourceServerOptions
 
     def __init__(self, tools: GradingTools, name: str, options: ResourceServerOptions) -> None:
         self._timeout_s = tools.settings.resource_server_timeout_s

@@ -17,7 +17,7 @@ from turnstile_server.errors import FileProblem, TaskFailed
 from turnstile_server.grading.errors import GraderFailed
 from turnstile_server.grading.judged_copy import JudgedCopies
 from turnstile_server.grading.programs import PROGRAMS, python_of
-from turnstile_server.grading.protocol import Component, GradingTools, Work
+from turnstile_server.grading.protocol import Component, ComponentGrader, GradingTools, Work
 from turnstile_server.grading.script_reward import REWARD_FILES, NoReward, read_reward
 from turnstile_server.grading.verdict import CANNOT_RUN, MAX_TEXT, DiffVerdict, printable, storable
 from turnstile_server.sandboxes.protocol import Command, ExecResult, Sandbox, User
@@ -38,10 +38,10 @@ REWARDS = "/logs/verifier"
 _READER = f"{PROGRAMS}/inside/read_reward.py"
 
 
-class ScriptGrader:
+class ScriptGrader(ComponentGrader):
     """The component ``script``: the number that the task's script wrote."""
 
-    def __init__(self, tools: GradingTools) -> None:
+    def __init__(self, tools: GradingTools, name: str, options: None) -> None:
         self._copies = JudgedCopies(tools)
         self._settings = tools.settings
 

@@ -17,7 +17,7 @@ from typing import Any
 from turnstile_server.errors import FileProblem, TaskFailed
 from turnstile_server.grading.judged_copy import JudgedCopies
 from turnstile_server.grading.package_processes import PackageProcesses
-from turnstile_server.grading.protocol import Component, GradingTools, Work
+from turnstile_server.grading.protocol import Component, ComponentGrader, GradingTools, Work
 from turnstile_server.grading.verdict import DiffVerdict, one_line, storable
 from turnstile_server.integrations.package_process import PackageError
 from turnstile_server.sandboxes.protocol import Command, ExecResult, Sandbox, User
@@ -29,10 +29,10 @@ PACKAGE = "swebench"
 _TAIL = 4000
 
 
-class SweGrader:
+class SweGrader(ComponentGrader):
     """The component ``swe``: 1 when the work resolves the instance in full, else 0."""
 
-    def __init__(self, tools: GradingTools) -> None:
+    def __init__(self, tools: GradingTools, name: str, options: None) -> None:
         self._copies = JudgedCopies(tools)
         self._tools = tools
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 
 from turnstile_server.errors import TaskFailed
-from turnstile_server.grading.protocol import Component, GradingTools, Work
+from turnstile_server.grading.protocol import Component, ComponentGrader, GradingTools, Work
 from turnstile_server.tasks.model import Task
 
 
-class WorldGrader:
+class WorldGrader(ComponentGrader):
     """The component ``world``, or the components that the world's ``grade`` names."""
 
-    def __init__(self, tools: GradingTools) -> None:
+    def __init__(self, tools: GradingTools, name: str, options: None) -> None:
         pass
 
     async def grade(self, task: Task, work: Work) -> Component:

@@ -12,7 +12,8 @@ Reading order:
 - ``detokenizer``: ids to text as they come, cut at stop strings.
 - ``token_text``: single tokens as people see them.
 - ``tags``: the tags around thinking and calls, and where thinking is open.
-- ``call_format``, ``reply_parser``: a completion to text, reasoning and calls.
+- ``call_formats``: how models write tool calls.
+- ``reply_parser``: a completion to text, reasoning and calls.
 - ``template``, ``synthetic``, ``continuation``: the backend for any Hugging Face chat template.
 - ``traced_text``, ``traced_template``, ``marked_text``, ``bridge_traces``: what makes a continuation cheap where
   messages like the new ones were seen before.

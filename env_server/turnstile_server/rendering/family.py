@@ -104,7 +104,7 @@ class FamilyRenderer:
         self._encoder = TextEncoder(vocabulary)
         self._glued = self._encoder.control.glued(_BRACKETS)
         self._table = TokenBytes(vocabulary)
-        self._tags = find_tags(vocabulary, calls=True)
+        self._tags = find_tags(vocabulary, None)
         self._tokenizer = ShieldedTokenizer(vocabulary, self._encoder)
         self._keep = settings.thinking_history == "keep"
         self._renderer = self._make(family, settings, keep=self._keep)

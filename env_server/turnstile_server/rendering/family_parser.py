@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from renderers.base import ParsedResponse, ParsedToolCall, ToolCallParseStatus
 
 from turnstile.models import Int32Array, Message, ParseStatus, ToolCall
-from turnstile_server.rendering.call_format import parse_call
+from turnstile_server.rendering.call_formats.hermes import HermesFormat
 from turnstile_server.rendering.detokenizer import Detokenizer, Piece, StopFilter, TokenBytes
 from turnstile_server.rendering.protocol import CallDelta, Delta, ParsedReply, ReasoningDelta, TextDelta
 from turnstile_server.rendering.reply_parser import as_ints, merged
@@ -227,7 +227,7 @@ class FamilyReplyParser:
             return ParseStatus.MALFORMED
         if attempt.name not in self._known:
             return ParseStatus.UNKNOWN_TOOL
-        exact = parse_call(attempt.raw, self._known)
+        exact = HermesFormat().parse(attempt.raw, self._known)
         if isinstance(exact, ToolCall) and exact.name == attempt.name:
             return exact
         arguments = attempt.arguments

@@ -22,7 +22,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from turnstile.models import Int32Array, Message, ParseStatus, ToolCall
-from turnstile_server.rendering.call_format import parse_call
 from turnstile_server.rendering.detokenizer import Detokenizer, Piece, StopFilter, TokenBytes, held_suffix
 from turnstile_server.rendering.protocol import CallDelta, Delta, ParsedReply, ReasoningDelta, TextDelta
 from turnstile_server.rendering.tags import Tag, Tags
@@ -54,6 +53,7 @@ class TagParser:
     def __init__(self, tags: Tags, known_tools: frozenset[str], *, thinking: bool, parse_calls: bool) -> None:
         self._think = tags.think
         self._call = tags.call if parse_calls else None
+        self._call_format = tags.call_format
         self._known = known_tools
         self._state = "thinking" if thinking else "content"
         self._may_think = not thinking
@@ -153,7 +153,8 @@ class TagParser:
 
     def _close_call(self, deltas: list[Delta]) -> None:
         assert self._call is not None
-        parsed = parse_call("".join(self._raw), self._known)
+        assert self._call_format is not None
+        parsed = self._call_format.parse("".join(self._raw), self._known)
         if isinstance(parsed, ParseStatus):
             self._abandon(parsed, self._call[1].text, deltas)
             return

@@ -6,12 +6,12 @@ call. Where thinking is open is read off ids, never off text that a caller could
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
 from turnstile.models import Int32Array
+from turnstile_server.rendering.call_formats.protocol import CallFormat
 from turnstile_server.rendering.detokenizer import TokenBytes
 from turnstile_server.rendering.protocol import PathEnd
 from turnstile_server.rendering.vocabulary import Vocabulary
@@ -22,7 +22,6 @@ THINKING_TAGS = (
     ("[THINK]", "[/THINK]"),
     ("<|START_THINKING|>", "<|END_THINKING|>"),
 )
-CALL_TAGS = ("<tool_call>", "</tool_call>")
 _LOOK_BACK = 64
 """Prompt ids in which an opening thinking tag is looked for."""
 
@@ -41,22 +40,12 @@ class Tags:
 
     think: tuple[Tag, Tag] | None = None
     call: tuple[Tag, Tag] | None = None
+    call_format: CallFormat | None = None
+    """What stands between the tags of ``call``."""
 
 
-def speaks_hermes(sources: Iterable[str]) -> bool:
-    """True when the template shows tools and asks for `<tool_call>{"name": …, "arguments": …}</tool_call>`."""
-    text = "\n".join(sources)
-    return (
-        CALL_TAGS[0] in text
-        and "arguments" in text
-        and "tools" in text
-        and "<function=" not in text
-        and "<arg_key>" not in text
-    )
-
-
-def find_tags(vocabulary: Vocabulary, *, calls: bool) -> Tags:
-    """The thinking tags that the vocabulary or the template has, and the call tags if ``calls``."""
+def find_tags(vocabulary: Vocabulary, call_format: CallFormat | None) -> Tags:
+    """The thinking tags that the vocabulary or the template has, and the call tags of ``call_format``."""
     text = "\n".join(vocabulary.chat_templates.values())
     ids = {token.text: token.id for token in vocabulary.control}
 
@@ -71,7 +60,9 @@ def find_tags(vocabulary: Vocabulary, *, calls: bool) -> Tags:
         ),
         None,
     )
-    return Tags(think=think, call=pair(*CALL_TAGS) if calls else None)
+    if call_format is None:
+        return Tags(think=think)
+    return Tags(think=think, call=pair(call_format.opening, call_format.closing), call_format=call_format)
 
 
 def opened_by(prompt_tail: Int32Array, tags: Tags, table: TokenBytes) -> bool:

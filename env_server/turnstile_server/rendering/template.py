@@ -19,6 +19,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from turnstile.models import Int32Array, Message, Tool
 from turnstile_server.errors import InvalidRequest, StartupError
 from turnstile_server.rendering.bridge_traces import BridgeTraces
+from turnstile_server.rendering.call_formats.registry import CALL_FORMATS, call_format
 from turnstile_server.rendering.continuation import Continuation
 from turnstile_server.rendering.detokenizer import TokenBytes
 from turnstile_server.rendering.encoder import TextEncoder, completion_ids
@@ -26,7 +27,7 @@ from turnstile_server.rendering.normalise import Prepared, Stock, prepare, stock
 from turnstile_server.rendering.protocol import Bridge, CannotBridge, PathEnd, Rendered
 from turnstile_server.rendering.reply_parser import TagReplyParser
 from turnstile_server.rendering.synthetic import Synthetic
-from turnstile_server.rendering.tags import find_tags, opened_by, speaks_hermes
+from turnstile_server.rendering.tags import find_tags, opened_by
 from turnstile_server.rendering.traced_template import TracedTemplate
 from turnstile_server.rendering.vocabulary import Vocabulary
 from turnstile_server.settings import RenderingSettings
@@ -104,11 +105,8 @@ class TemplateRenderer:
         self._encoder = TextEncoder(vocabulary)
         self._table = TokenBytes(vocabulary)
         self._template = ChatTemplate(vocabulary, settings, self._encoder)
-        hermes = settings.tool_format == "hermes" or (
-            settings.tool_format == "auto" and speaks_hermes(vocabulary.chat_templates.values())
-        )
-        self._calls = hermes
-        self._tags = find_tags(vocabulary, calls=hermes)
+        calls = call_format(settings.tool_format, vocabulary.chat_templates.values())
+        self._tags = find_tags(vocabulary, calls)
         try:
             self._template.text(self._template.stock([Message("user", "Hello")]), [], prompt=True)
         except InvalidRequest as error:
@@ -157,11 +155,12 @@ class TemplateRenderer:
         return self._table
 
     def check_tools(self, tools: Sequence[Tool]) -> None:
-        if tools and not self._calls:
+        if tools and self._tags.call_format is None:
+            known = ", ".join(CALL_FORMATS.names())
             raise InvalidRequest(
-                "tools with no known call format: this model's chat template does not ask for Hermes/Qwen JSON "
-                "calls. Set rendering.tool_format = hermes if it does, or rendering.backend = renderers with the "
-                "model's family"
+                "tools with no known call format: this model's chat template asks for none that is installed "
+                f"({known}). Set rendering.tool_format to the one that the model writes, or rendering.backend = "
+                "renderers with the model's family"
             )
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool], *, most: int | None = None) -> Rendered:

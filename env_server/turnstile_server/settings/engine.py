@@ -15,8 +15,8 @@ class EngineSettings(Section):
 
     kind: str = Field(
         "embedded",
-        description="Which engine samples: `embedded`, `sglang`, `vllm` or `trainer` (the training loop does). "
-        "`none`: no model; `/health` answers, everything else is 503.",
+        description="Which engine samples: `embedded`, `sglang`, `vllm`, `trainer` (the training loop does), or "
+        "one that a package adds. `none`: no model; `/health` answers, everything else is 503.",
     )
     url: str | None = Field(None, description="`sglang`, `vllm`: base URL of the running server.")
     api_key: SecretStr | None = Field(
@@ -135,8 +135,10 @@ class RenderingSettings(Section):
     template_kwargs: dict[str, Any] = Field(
         default_factory=dict, description="Options of the chat template, e.g. `{enable_thinking = false}`."
     )
-    tool_format: Literal["auto", "hermes", "none"] = Field(
-        "auto", description="Tool-call format of the `template` backend; `auto` reads it from the chat template."
+    tool_format: str = Field(
+        "auto",
+        description="Tool-call format of the `template` backend: `hermes`, one that a package adds, or `none`; "
+        "`auto` reads it from the chat template.",
     )
 
 

@@ -153,8 +153,9 @@ class TaskSettings(Section):
     sources: tuple[Annotated[str, BeforeValidator(_path_as_text)], ...] = Field(
         (),
         description="Task files (YAML, JSONL), folders of them, rows of data sets (`rows:PATH?OPTIONS`), Python "
-        "classes (`file.py`, `file.py:Class`, `module:Class`), and Harbor's task folders; empty: the tasks that "
-        "ship with Turnstile.",
+        "classes (`file.py`, `file.py:Class`, `module:Class`), Harbor's task folders, and what task sources of "
+        "other packages recognise; `module:object=SOURCE` names the task source too. Empty: the tasks that ship "
+        "with Turnstile.",
     )
     inline: bool = Field(True, description="Accept tasks that are written into `POST /episodes` (inline tasks).")
     max_source_bytes: int = Field(
@@ -238,10 +239,10 @@ class TaskSettings(Section):
 class AgentSettings(Section):
     """The agents that the server launches."""
 
-    specs: tuple[Path, ...] = Field(
+    specs: tuple[Path | str, ...] = Field(
         (),
-        description="Folders of further agent specs (`*.yaml`). A spec with the name of an agent that ships "
-        "replaces it.",
+        description="Folders of further agent specs (`*.yaml`), and specs in installed packages "
+        "(`package.module:object`). A spec with the name of an agent that ships replaces it.",
     )
     install_dir: Path | None = Field(
         None,

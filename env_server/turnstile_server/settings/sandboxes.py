@@ -16,8 +16,8 @@ class SandboxSettings(Section):
 
     kind: str = Field(
         "auto",
-        description="Backend: `docker`, `local`, `none`, or `auto`: Docker if its engine answers, else `local` if "
-        "bubblewrap works, else none.",
+        description="Backend: `docker`, `local`, `none`, one that a package adds, or `auto`: Docker if its engine "
+        "answers, else `local` if bubblewrap works, else none.",
     )
     allow_unisolated: bool = Field(
         False,

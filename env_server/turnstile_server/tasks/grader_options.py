@@ -1,25 +1,37 @@
-"""What the graders of a task's field ``grading`` take as options, by the graders' names.
+"""The entries of a task's field ``grading``: each is the options of a grader, by the grader's name.
 
 An entry is named freely: ``grading: {polite: {grader: judge, …}}``; without ``grader`` its name is the grader's,
-too. Options of a grader that is not in ``OPTIONS`` stay as they are written, for the grader to check.
+too. The options are checked by the grader's own model, as soon as the task is read. Those of a grader that is not
+installed stay as they are written: the task is refused where it is to be graded.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
-from pydantic import BeforeValidator, Discriminator, Field, FiniteFloat, Tag, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    FiniteFloat,
+    InstanceOf,
+    SerializeAsAny,
+    ValidationInfo,
+    model_validator,
+)
 
-from turnstile_server.tasks.code_options import FunctionOptions, RubricOptions, SchemaOptions
-from turnstile_server.tasks.judge_options import JudgeOptions
-from turnstile_server.tasks.package_options import PackageOptions
+from turnstile.plugins import PluginError, Plugins, is_reference
 from turnstile_server.tasks.part import GraderOptions
-from turnstile_server.tasks.resource_server_options import ResourceServerOptions, only_of_a_source
+
+GRADERS: Final = Plugins("turnstile.graders")
+"""The graders by name. An object is a class like ``ComponentGrader`` (``grading/protocol.py``)."""
+
+MAY_NAME_CODE: Final = {"may_name_code": True}
+"""The context in which text is validated that may name code of this machine: of a task file, not of a request or a
+row."""
 
 Credit = Annotated[FiniteFloat, Field(ge=0, le=1)]
-OTHER = "other"
 COMPONENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
 
 
@@ -72,43 +84,26 @@ class RegexOptions(GraderOptions):
         return self
 
 
-OPTIONS: Final[dict[str, type[GraderOptions]]] = {
-    "exact": ExactOptions,
-    "function": FunctionOptions,
-    "json_schema": SchemaOptions,
-    "judge": JudgeOptions,
-    "numeric": NumericOptions,
-    "regex": RegexOptions,
-    "resource_server": ResourceServerOptions,
-    "rubric": RubricOptions,
-    "verifiers": PackageOptions,
-    "inspect": PackageOptions,
-}
+def _checked(entry: object, info: ValidationInfo) -> object:
+    """The entry as its grader's options, where that is known. A reference in text that may name no code stays."""
+    if not isinstance(entry, Mapping):
+        if not isinstance(entry, GraderOptions):
+            raise ValueError("write a mapping: the options of a grader")
+        return entry
+    kind = entry.get("grader")
+    if not isinstance(kind, str) or (is_reference(kind) and not (info.context or {}).get("may_name_code")):
+        return dict(entry)
+    try:
+        options: type[GraderOptions] | None = GRADERS.load(kind).Options
+    except PluginError:
+        return dict(entry)  # told by grading/registry.py
+    return dict(entry) if options is None else options.of_entry(entry)
 
 
-def _kind_of(entry: object) -> str:
-    if isinstance(entry, GraderOptions):
-        kind: object = entry.grader
-    else:
-        kind = entry.get("grader") if isinstance(entry, Mapping) else None
-    return kind if isinstance(kind, str) and kind in OPTIONS else OTHER
-
-
-GradingEntry = Annotated[
-    Annotated[ExactOptions, Tag("exact")]
-    | Annotated[FunctionOptions, Tag("function")]
-    | Annotated[SchemaOptions, Tag("json_schema")]
-    | Annotated[JudgeOptions, Tag("judge")]
-    | Annotated[NumericOptions, Tag("numeric")]
-    | Annotated[RegexOptions, Tag("regex")]
-    | Annotated[ResourceServerOptions, BeforeValidator(only_of_a_source), Tag("resource_server")]
-    | Annotated[RubricOptions, Tag("rubric")]
-    | Annotated[PackageOptions, Tag("verifiers")]
-    | Annotated[PackageOptions, Tag("inspect")]
-    | Annotated[dict[str, Any], Tag(OTHER)],
-    Discriminator(_kind_of),
+GradingEntry: TypeAlias = Annotated[
+    SerializeAsAny[InstanceOf[GraderOptions]] | dict[str, Any], BeforeValidator(_checked)
 ]
-"""One entry of ``grading``."""
+"""One entry of ``grading``; a dict where its grader is not known."""
 
 
 def name_kinds(grading: object) -> object:
@@ -118,8 +113,9 @@ def name_kinds(grading: object) -> object:
     for name in grading:
         if not isinstance(name, str) or not COMPONENT_NAME.fullmatch(name):
             raise ValueError(f"the name {name!r:.100} has other characters than letters, digits, `_`, `-` and `.`")
+    installed = GRADERS.names()
     return {
-        name: {"grader": name, **entry} if name in OPTIONS and isinstance(entry, Mapping) else entry
+        name: {"grader": name, **entry} if name in installed and isinstance(entry, Mapping) else entry
         for name, entry in grading.items()
     }
 
@@ -127,6 +123,14 @@ def name_kinds(grading: object) -> object:
 def kind_of(name: str, entry: GradingEntry) -> str:
     """The name of the entry's grader."""
     return entry.grader if isinstance(entry, GraderOptions) else str(entry.get("grader", name))
+
+
+def host_code_of(entry: GradingEntry) -> str | None:
+    """The code of the server's machine that the entry names; None: none."""
+    if isinstance(entry, GraderOptions):
+        return entry.host_code or (entry.grader if is_reference(entry.grader) else None)
+    kind = entry.get("grader")
+    return kind if isinstance(kind, str) and is_reference(kind) else None
 
 
 def gives_parts(entry: GradingEntry) -> bool:
@@ -145,7 +149,4 @@ def reads_work(entry: GradingEntry) -> bool:
 
 def field_place(loc: tuple[str | int, ...]) -> tuple[str | int, ...]:
     """The path of a field as it is written, from where pydantic places an error."""
-    plain = tuple(part for part in loc if part != "[key]")
-    if len(plain) > 2 and plain[0] == "grading" and plain[2] in (*OPTIONS, OTHER):
-        return (*plain[:2], *plain[3:])
-    return plain
+    return tuple(part for part in loc if part != "[key]")

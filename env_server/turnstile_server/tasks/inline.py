@@ -15,7 +15,7 @@ from turnstile.models.base import new_id
 from turnstile_server.errors import Unprocessable
 from turnstile_server.tasks.catalog import TaskCatalog
 from turnstile_server.tasks.files import Files
-from turnstile_server.tasks.grader_options import field_place
+from turnstile_server.tasks.grader_options import field_place, host_code_of
 from turnstile_server.tasks.model import Gold, Task
 from turnstile_server.tasks.part import GraderOptions
 
@@ -53,9 +53,10 @@ def task_from_ref(ref: TaskRef, *, allow_inline: bool) -> Task:
             "tools.servers)."
         )
     for name, entry in task.grading.items():
-        if isinstance(entry, GraderOptions) and entry.host_code is not None:
+        if host_code_of(entry) is not None:
+            field = "target" if isinstance(entry, GraderOptions) else "grader"
             raise Unprocessable(
-                f"task.grading.{name}.target: an inline task names no code of the server's machine; name one of "
+                f"task.grading.{name}.{field}: an inline task names no code of the server's machine; name one of "
                 "the settings' `grading.functions`, or put the task into a task file (tasks.sources)."
             )
     for name, files in _files(task):

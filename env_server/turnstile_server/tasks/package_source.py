@@ -27,7 +27,7 @@ from turnstile_server.tasks.package_options import (
     is_package_source,
     parse_package_source,
 )
-from turnstile_server.tasks.protocol import StoredTask, TaskProblem
+from turnstile_server.tasks.protocol import Recognition, StoredTask, TaskProblem
 from turnstile_server.tasks.selection import labels_of
 
 _MAX_ID = 64
@@ -36,6 +36,8 @@ _TAIL = 8
 
 class PackageTasks:
     """A ``TaskSource``."""
+
+    recognition = Recognition.SCHEME
 
     def recognises(self, source: str) -> bool:
         return is_package_source(source)

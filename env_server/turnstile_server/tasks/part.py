@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -20,6 +21,11 @@ class GraderOptions(TaskPart):
     grader: str
     parts: ClassVar[bool] = False
     """It may give several components, under names of their own, and values outside of [0, 1]."""
+
+    @classmethod
+    def of_entry(cls, entry: Mapping[str, object]) -> Self:
+        """The options that a task's text says. Raises ValueError (pydantic's ValidationError is one)."""
+        return cls.model_validate(entry)
 
     @property
     def reads_work(self) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from pathlib import Path
 from typing import Protocol
 
@@ -81,8 +82,22 @@ class TaskProblem:
         return f"{where}: {self.field}: {self.message}" if self.field else f"{where}: {self.message}"
 
 
+class Recognition(IntEnum):
+    """How a source knows a SOURCE as its own. Sources are asked in this order."""
+
+    SCHEME = 0
+    """By what stands before its first colon: ``hub:NAME``."""
+    FORM = 1
+    """By how it is written otherwise, or what lies at the path that it is."""
+    ANYTHING = 2
+    """It takes whatever no other source recognises."""
+
+
 class TaskSource(Protocol):
     """A kind of task source: files, a data set, a hub. One object serves every SOURCE string of its kind."""
+
+    @property
+    def recognition(self) -> Recognition: ...
 
     def recognises(self, source: str) -> bool:
         """Whether ``source`` (an item of ``tasks.sources``) is of this kind: by a scheme, or by what the path

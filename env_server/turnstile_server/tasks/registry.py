@@ -1,32 +1,28 @@
-"""The task sources, and how every SOURCE string becomes tasks.
+"""The task sources, the entry points of ``turnstile.task_sources``, and how every SOURCE string becomes tasks.
 
-A new kind of source is one module with a ``TaskSource`` and one line in ``TASK_SOURCES``. The first that
-recognises a SOURCE loads it. ``TaskFiles`` is the last: it takes every path, and reports one that is not there.
+A source's object takes nothing and returns a ``TaskSource``. A SOURCE is loaded by the first that recognises it:
+those that know it by a scheme are asked before those that look at its form, and these before the one that takes
+any path. ``package.module:object=SOURCE`` names the task source itself, which no package need declare.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
+from turnstile.plugins import BrokenPlugin, Plugins, is_reference
 from turnstile_server.errors import StartupError
 from turnstile_server.settings import TaskSettings
 from turnstile_server.tasks.catalog import TaskCatalog
-from turnstile_server.tasks.harbor.source import HarborFolders
 from turnstile_server.tasks.model import Task
-from turnstile_server.tasks.package_source import PackageTasks
 from turnstile_server.tasks.protocol import FoundTask, StoredTask, TaskProblem, TaskSource
-from turnstile_server.tasks.rows.source import TaskRows
-from turnstile_server.tasks.task_files import SHIPPED, TaskFiles
-from turnstile_server.tasks.world_source import WorldClasses
+from turnstile_server.tasks.task_files import SHIPPED
 
-TASK_SOURCES: list[TaskSource] = [
-    PackageTasks(),
-    TaskRows(),
-    WorldClasses(),
-    HarborFolders(),
-    TaskFiles(),
-]
+TASK_SOURCES: Final = Plugins("turnstile.task_sources")
+
+_LOG = logging.getLogger(__name__)
 
 SHOWN_PROBLEMS = 50
 KEPT_PROBLEMS = 1000
@@ -44,8 +40,10 @@ def load_tasks(sources: Sequence[str | Path], settings: TaskSettings | None = No
     count = 0
     defined: dict[str, FoundTask | StoredTask] = {}
     """Where each id was first defined."""
-    for source in map(str, sources or [SHIPPED]):
-        for found in _kind_of(source).load(source, settings):
+    installed = installed_sources()
+    for given in map(str, sources or [SHIPPED]):
+        kind, source = _chosen(given, installed)
+        for found in kind.load(source, settings):
             if isinstance(found, FoundTask | StoredTask):
                 task = found.task if isinstance(found, FoundTask) else found
                 first = defined.setdefault(task.id, found)
@@ -64,12 +62,34 @@ def load_tasks(sources: Sequence[str | Path], settings: TaskSettings | None = No
 
 
 def host_paths(sources: Sequence[str]) -> tuple[Path, ...]:
-    """Files and folders of this machine that hold the tasks of ``sources``."""
-    return tuple(path for source in sources for path in _kind_of(source).host_paths(source))
+    """Files and folders of this machine that hold the tasks of ``sources``. Raises StartupError."""
+    installed = installed_sources()
+    chosen = (_chosen(source, installed) for source in sources)
+    return tuple(path for kind, source in chosen for path in kind.host_paths(source))
 
 
-def _kind_of(source: str) -> TaskSource:
-    return next(kind for kind in TASK_SOURCES if kind.recognises(source))
+def installed_sources() -> list[TaskSource]:
+    """The installed sources, in the order in which they are asked. The log tells of one that cannot be loaded."""
+    found: list[tuple[int, TaskSource]] = []
+    for plugin in TASK_SOURCES.declared():
+        try:
+            source: TaskSource = plugin.create()
+        except BrokenPlugin as error:
+            _LOG.warning("%s; no tasks are loaded by it", error)
+        else:
+            found.append((source.recognition, source))
+    return [source for _, source in sorted(found, key=lambda pair: pair[0])]
+
+
+def _chosen(given: str, installed: Sequence[TaskSource]) -> tuple[TaskSource, str]:
+    """The task source of a SOURCE, and what it loads. Raises StartupError for a reference that is broken."""
+    name, equals, source = given.partition("=")
+    if not (equals and is_reference(name)):
+        return next(kind for kind in installed if kind.recognises(given)), given
+    try:
+        return TASK_SOURCES.find(name).create(), source
+    except BrokenPlugin as error:
+        raise StartupError(f"tasks.sources: {error}") from error
 
 
 def _twice(task_id: str, found: FoundTask | StoredTask, first: str) -> TaskProblem:

@@ -7,7 +7,7 @@ names one, and whoever writes that runs this server. So the options are made by 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import httpx
 from pydantic import Field
@@ -26,6 +26,14 @@ class ResourceServerOptions(GraderOptions):
     grader: Literal["resource_server"]
     url: str = Field(description="Address of the resource server, without `/verify`.")
     row: dict[str, Any] = Field(description="The row, which is sent as it is.")
+
+    @classmethod
+    def of_entry(cls, entry: Mapping[str, object]) -> Self:
+        """Raises ValueError: text from outside names no address that this server calls."""
+        raise ValueError(
+            "resource servers are named by a source, `rows:PATH?verifier=URL`, and in no task, because the server "
+            "would call whatever address a task names"
+        )
 
     @property
     def tools(self) -> tuple[ToolSpec, ...]:
@@ -66,16 +74,6 @@ def _without_nulls(value: object) -> Any:
             return {name: _without_nulls(each) for name, each in value.items() if each is not None}
         case list():
             return [_without_nulls(each) for each in value]
-    return value
-
-
-def only_of_a_source(value: object) -> object:
-    """Text from outside names no address that this server calls. Raises ValueError."""
-    if not isinstance(value, ResourceServerOptions):
-        raise ValueError(
-            "resource servers are named by a source, `rows:PATH?verifier=URL`, and in no task, because the server "
-            "would call whatever address a task names"
-        )
     return value
 
 

@@ -18,11 +18,11 @@ from pydantic import ValidationError
 
 from turnstile_server.settings import TaskSettings
 from turnstile_server.tasks.files import Files
-from turnstile_server.tasks.grader_options import field_place
+from turnstile_server.tasks.grader_options import MAY_NAME_CODE, field_place
 from turnstile_server.tasks.model import Gold, Task
 from turnstile_server.tasks.parse import Loc, TaskEntry, TaskSyntaxError, parse_jsonl, parse_yaml
 from turnstile_server.tasks.part import GraderOptions
-from turnstile_server.tasks.protocol import FoundTask, TaskProblem
+from turnstile_server.tasks.protocol import FoundTask, Recognition, TaskProblem
 from turnstile_server.tasks.tarball import FilesProblem, check_folder
 
 _Solution = TypeVar("_Solution", bound=Gold)
@@ -35,6 +35,8 @@ TASK_FILE = "task.yaml"
 
 class TaskFiles:
     """A ``TaskSource``: a SOURCE is a path."""
+
+    recognition = Recognition.ANYTHING
 
     def recognises(self, source: str) -> bool:
         return True
@@ -104,7 +106,7 @@ def _checked(path: Path, entry: TaskEntry, settings: TaskSettings) -> Iterator[F
         yield _problem(path, "a task is a mapping of its fields", entry.line)
         return
     try:
-        task = Task.model_validate(entry.value)
+        task = Task.model_validate(entry.value, context=MAY_NAME_CODE)
     except ValidationError as error:
         for item in error.errors(include_url=False):
             loc = field_place(item["loc"])

@@ -11,8 +11,9 @@ from pydantic import ValidationError
 from turnstile_server.errors import TaskFailed
 from turnstile_server.settings import TaskSettings
 from turnstile_server.tasks.files import Files
+from turnstile_server.tasks.grader_options import MAY_NAME_CODE
 from turnstile_server.tasks.model import Task
-from turnstile_server.tasks.protocol import FoundTask, TaskProblem
+from turnstile_server.tasks.protocol import FoundTask, Recognition, TaskProblem
 from turnstile_server.worlds.definition import WorldDefinition, file_of, names_a_world, place_of
 from turnstile_server.worlds.world import Start, WorldTask, about
 
@@ -22,6 +23,8 @@ OWN_FIELDS = frozenset({"id", "instruction", "world", "tools"})
 
 class WorldClasses:
     """A ``TaskSource``: a SOURCE is ``file.py``, ``file.py:Class`` or ``package.module:Class``."""
+
+    recognition = Recognition.FORM
 
     def recognises(self, source: str) -> bool:
         return names_a_world(source) and not Path(source).is_dir()
@@ -62,7 +65,7 @@ def _checked(declared: WorldTask, definition: WorldDefinition) -> Iterator[Found
         "instruction": instruction,
     }
     try:
-        task = Task.model_validate(values)
+        task = Task.model_validate(values, context=MAY_NAME_CODE)
     except ValidationError as error:
         for item in error.errors(include_url=False):
             field = ".".join(str(part) for part in item["loc"] if part != "[key]")

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict
 from turnstile.models import EpisodeStatus, Limits, TaskRef
 from turnstile_server.agents.spec import AgentSpec
 from turnstile_server.errors import AgentNotInstalled, SandboxUnavailable, StartupError, TaskFailed
+from turnstile_server.gate.dialects.registry import load_dialect
 from turnstile_server.settings import Settings
 from turnstile_server.tasks.registry import load_tasks
 from turnstile_server.testing.policy import Policy
@@ -172,7 +173,7 @@ def judge(spec: AgentSpec, played: PlayedEpisode, *, install_s: float | None, sa
         _finding(
             "started", bool(played.turns), f"in {sandboxes}; {played.wall_s:.1f} s to its end{_memory(played)}"
         ),
-        _finding("model calls", spec.dialect in calls, _counts(calls)),
+        _finding("model calls", load_dialect(spec.dialect).name in calls, _counts(calls)),
         called,
         _finding("ended", over, ", ".join(ended)),
         work,

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Self
 
 import anyio
 import anyio.to_thread
@@ -23,6 +25,7 @@ from turnstile_server.journal.segments import SEGMENT_PATTERN
 from turnstile_server.sandboxes.protocol import SandboxProvider, SandboxSpec
 from turnstile_server.settings import Settings
 from turnstile_server.testing.doctor import Finding
+from turnstile_server.testing.parts import installed_parts
 from turnstile_server.testing.sandbox_probes import LIMITS, PROBES
 
 _WRITTEN = 64 << 10
@@ -37,6 +40,15 @@ class MachineReport(BaseModel):
     passed: bool
     findings: tuple[Finding, ...]
 
+    @classmethod
+    def of(cls, findings: Sequence[Finding]) -> Self:
+        return cls(passed=all(each.passed is not False for each in findings), findings=tuple(findings))
+
+
+async def check_parts() -> MachineReport:
+    """Lists the installed parts alone."""
+    return MachineReport.of(await anyio.to_thread.run_sync(installed_parts))
+
 
 async def check_machine(settings: Settings) -> MachineReport:
     """Tries what holds here. Blocks for some seconds, and raises the process's limit of descriptors as a server
@@ -44,7 +56,7 @@ async def check_machine(settings: Settings) -> MachineReport:
     findings = await _sandboxes(settings)
     findings.append(_descriptors(settings))
     findings.append(await anyio.to_thread.run_sync(_journal, settings))
-    return MachineReport(passed=all(each.passed is not False for each in findings), findings=tuple(findings))
+    return MachineReport.of([*findings, *await anyio.to_thread.run_sync(installed_parts)])
 
 
 async def _sandboxes(settings: Settings) -> list[Finding]:

@@ -19,8 +19,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from turnstile.models import Message, Tool
 from turnstile_server.errors import InvalidRequest, StartupError, TurnstileError
+from turnstile_server.rendering.call_formats.hermes import HermesFormat
 from turnstile_server.rendering.protocol import Renderer
-from turnstile_server.rendering.tags import find_tags, speaks_hermes
+from turnstile_server.rendering.tags import find_tags
 from turnstile_server.rendering.vocabulary import Vocabulary
 
 TOOLS_OPEN = "<tools>\n"
@@ -226,7 +227,7 @@ def listed_tools(system: str) -> dict[str, Mapping[str, Any]]:
 def chat_format(vocabulary: Vocabulary, renderer: Renderer) -> ChatFormat:
     """The chat format of a model folder. Raises StartupError if its template shows tools, or calls, in a form that
     a scripted policy cannot read or write."""
-    if not speaks_hermes(vocabulary.chat_templates.values()):
+    if not HermesFormat().asked_by("\n".join(vocabulary.chat_templates.values())):
         raise StartupError(
             "a scripted policy writes tool calls as JSON between <tool_call> tags; the chat template of "
             f"{vocabulary.path} has another form. {INSTEAD}"
@@ -245,7 +246,7 @@ def chat_format(vocabulary: Vocabulary, renderer: Renderer) -> ChatFormat:
 
 
 def _format(vocabulary: Vocabulary, renderer: Renderer) -> ChatFormat:
-    think = find_tags(vocabulary, calls=True).think
+    think = find_tags(vocabulary, None).think
     try:
         return ChatFormat(
             renderer.decode,

@@ -24,6 +24,7 @@ from turnstile_server.errors import InvalidRequest, TurnstileError
 from turnstile_server.gate.dialects.base import (
     EVENT_STREAM,
     NO_PARAMS,
+    Endpoint,
     FinishedReply,
     ModelRequest,
     Purpose,
@@ -91,7 +92,7 @@ _ROLES: dict[str, Role] = {
 class ChatDialect:
     name = "chat"
     history = HISTORY
-    endpoints = (
+    endpoints: tuple[Endpoint, ...] = (
         endpoint("/v1/chat/completions", Purpose.TURN),
         endpoint("/v1/models", Purpose.MODELS),
         endpoint("/v1/models/{model}", Purpose.MODEL),

@@ -1,7 +1,4 @@
-"""The registry of dialects, and the way from a path to one of them.
-
-To add a dialect, write its module or package and add one line to ``DIALECTS``.
-"""
+"""The way from a path to the dialect that serves it."""
 
 from __future__ import annotations
 
@@ -10,25 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import parse_qsl
 
-from turnstile_server.gate.dialects.anthropic import AnthropicDialect
 from turnstile_server.gate.dialects.base import Dialect, Endpoint
-from turnstile_server.gate.dialects.chat import ChatDialect
-from turnstile_server.gate.dialects.gemini import GeminiDialect
-from turnstile_server.gate.dialects.responses import ResponsesDialect
-
-DIALECTS: tuple[Dialect, ...] = (
-    ChatDialect(),
-    AnthropicDialect(),
-    GeminiDialect(),
-    ResponsesDialect(),
-)
-"""Every dialect that the gate speaks. The first one writes the errors of paths that no dialect serves."""
 
 _VERSION = re.compile(r"v\d\w*")
-
-
-def dialect_names() -> tuple[str, ...]:
-    return tuple(dialect.name for dialect in DIALECTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +23,13 @@ class Route:
 
 
 class DialectRouter:
-    """All endpoints of ``dialects`` in one table; None: of every dialect in ``DIALECTS``.
+    """All endpoints of ``dialects`` in one table.
 
     Where two dialects serve the same path, the one whose endpoint asks for a header that the request has answers;
     without such a header the first that asks for none.
     """
 
-    def __init__(self, dialects: Sequence[Dialect] | None = None) -> None:
-        dialects = DIALECTS if dialects is None else dialects
+    def __init__(self, dialects: Sequence[Dialect]) -> None:
         pairs = [(dialect, endpoint) for dialect in dialects for endpoint in dialect.endpoints]
         self._pairs = sorted(pairs, key=lambda pair: pair[1].header is None)
         self._plain = {
@@ -61,7 +41,7 @@ class DialectRouter:
         self._paths = sorted({endpoint.shown for _, endpoint in pairs})
         self._versions = {path.split("/")[1] for path in self._paths if _VERSION.fullmatch(path.split("/")[1])}
         self.fallback = dialects[0]
-        """Writes the errors of paths that no dialect serves."""
+        """The first one; it writes the errors of paths that no dialect serves."""
 
     def find(self, path: str, query: bytes, headers: Mapping[str, str]) -> Route | None:
         """The route of ``path``, which is what follows ``/e/{episode_id}``; ``headers`` by lower-case name."""

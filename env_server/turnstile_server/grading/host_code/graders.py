@@ -12,14 +12,14 @@ from typing import Any
 
 from turnstile_server.grading.errors import GraderFailed
 from turnstile_server.grading.host_code.process import RanTooLong, run_code
-from turnstile_server.grading.protocol import Component, GradingTools, Work
+from turnstile_server.grading.protocol import Component, ComponentGrader, GradingTools, Work
 from turnstile_server.grading.verdict import printable
 from turnstile_server.grading.work_files import WorkReader
 from turnstile_server.tasks.code_options import FunctionOptions, RubricOptions, SchemaOptions
 from turnstile_server.tasks.model import Task
 
 
-class CodeGrader:
+class CodeGrader(ComponentGrader):
     """A Python function, or an OpenEnv rubric."""
 
     def __init__(self, tools: GradingTools, name: str, options: FunctionOptions | RubricOptions) -> None:
@@ -65,8 +65,22 @@ class CodeGrader:
         return Component(value, {self._name: {"code": self._target}}, summary, parts, extra=extra)
 
 
-class SchemaGrader:
+class FunctionGrader(CodeGrader):
+    """A Python function."""
+
+    Options = FunctionOptions
+
+
+class RubricGrader(CodeGrader):
+    """An OpenEnv rubric, or what makes one."""
+
+    Options = RubricOptions
+
+
+class SchemaGrader(ComponentGrader):
     """1 where the answer, or a file of the work, is JSON that fits a schema."""
+
+    Options = SchemaOptions
 
     def __init__(self, tools: GradingTools, name: str, options: SchemaOptions) -> None:
         self._tools = tools

@@ -17,7 +17,7 @@ from turnstile_server.errors import TaskFailed
 from turnstile_server.grading.judge.judges import Judge
 from turnstile_server.grading.judge.prompt import JudgePrompt, ShownText, build_prompt, cache_key
 from turnstile_server.grading.judge.verdict import MAX_REASON_CHARS, read_verdict, reply_rule
-from turnstile_server.grading.protocol import Component, GradingTools, Work
+from turnstile_server.grading.protocol import Component, ComponentGrader, GradingTools, Work
 from turnstile_server.grading.verdict import printable
 from turnstile_server.grading.work_files import WorkFiles, WorkReader
 from turnstile_server.tasks.judge_options import JudgeOptions
@@ -26,8 +26,10 @@ from turnstile_server.tasks.model import Task
 NOT_SUBMITTED = "(nothing was submitted)"
 
 
-class JudgeGrader:
+class JudgeGrader(ComponentGrader):
     """Made for one grading: it keeps the votes that it has."""
+
+    Options = JudgeOptions
 
     def __init__(self, tools: GradingTools, name: str, options: JudgeOptions) -> None:
         self._tools = tools

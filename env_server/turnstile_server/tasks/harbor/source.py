@@ -15,7 +15,7 @@ from typing import Any
 
 from turnstile_server.settings import TaskSettings
 from turnstile_server.tasks.harbor.folder import CONFIG, TaskFolder
-from turnstile_server.tasks.protocol import FoundTask, TaskProblem
+from turnstile_server.tasks.protocol import FoundTask, Recognition, TaskProblem
 from turnstile_server.tasks.task_files import TASK_FILE
 
 _LOG = logging.getLogger(__name__)
@@ -29,6 +29,8 @@ _CONVERT = "a task of Terminal-Bench 1; convert it with Harbor (`harbor tasks mi
 
 class HarborFolders:
     """A ``TaskSource``: a SOURCE is a path."""
+
+    recognition = Recognition.FORM
 
     def recognises(self, source: str) -> bool:
         path = Path(source)

@@ -15,8 +15,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from turnstile_server.tasks.grader_options import host_code_of
 from turnstile_server.tasks.model import Task
-from turnstile_server.tasks.part import GraderOptions
 from turnstile_server.tasks.rows.files import Row
 from turnstile_server.tasks.rows.kinds import (
     BY_NAME,
@@ -284,11 +284,11 @@ def _validated(values: Mapping[str, Any], theirs: Mapping[str, str]) -> Task | l
     faults = [
         (
             f"grading.{name}",
-            f"a row names no code of this machine (is {entry.host_code!r}): name one of the settings' "
+            f"a row names no code of this machine (is {code!r}): name one of the settings' "
             "`grading.functions`, or write the task into a task file",
         )
         for name, entry in task.grading.items()
-        if isinstance(entry, GraderOptions) and entry.host_code is not None
+        if (code := host_code_of(entry)) is not None
     ]
     return faults or task
 

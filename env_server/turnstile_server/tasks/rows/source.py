@@ -14,7 +14,7 @@ from turnstile_server.errors import TaskFailed
 from turnstile_server.settings import TaskSettings
 from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.parse import TaskSyntaxError
-from turnstile_server.tasks.protocol import StoredTask, TaskProblem
+from turnstile_server.tasks.protocol import Recognition, StoredTask, TaskProblem
 from turnstile_server.tasks.rows.convert import RowConverter
 from turnstile_server.tasks.rows.files import ReadRow, Row, RowFile, row_files
 from turnstile_server.tasks.rows.options import SCHEME, RowOptions, map_file_of, parse_options, path_of
@@ -23,6 +23,8 @@ from turnstile_server.tasks.selection import Condition, labels, labels_of
 
 class TaskRows:
     """A ``TaskSource``."""
+
+    recognition = Recognition.SCHEME
 
     def recognises(self, source: str) -> bool:
         return source.startswith(SCHEME) or path_of(source).suffix == ".parquet"

@@ -1,7 +1,6 @@
 """The Hermes / Qwen call format: ``<tool_call>{"name": …, "arguments": {…}}</tool_call>``.
 
-``parse_call`` takes the text between the tags and returns a call, or the reason why it is not one. The arguments
-are the exact slice that the model wrote; nothing is serialised again.
+The arguments are the exact slice that the model wrote; nothing is serialised again.
 """
 
 from __future__ import annotations
@@ -24,21 +23,37 @@ _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 _SPACE = " \t\n\r"
 
 
-def parse_call(text: str, known: Collection[str]) -> ToolCall | ParseStatus:
-    """Parses what stands between the tags. ``known``: names of the offered tools."""
-    try:
-        members = _members(text)
-    except (ValueError, RecursionError):
-        return ParseStatus.INVALID_JSON
-    if members is None:
-        return ParseStatus.MALFORMED
-    name, _ = members.get("name", (None, ""))
-    arguments, slice_ = members.get("arguments", (None, ""))
-    if not isinstance(name, str) or not name or not isinstance(arguments, dict):
-        return ParseStatus.MALFORMED
-    if name not in known:
-        return ParseStatus.UNKNOWN_TOOL
-    return ToolCall(name, slice_)
+class HermesFormat:
+    """A ``CallFormat``: JSON with ``name`` and ``arguments`` between ``<tool_call>`` tags."""
+
+    opening = "<tool_call>"
+    closing = "</tool_call>"
+
+    def asked_by(self, template: str) -> bool:
+        """See ``CallFormat``. Other formats use the same tags, around XML."""
+        return (
+            self.opening in template
+            and "arguments" in template
+            and "tools" in template
+            and "<function=" not in template
+            and "<arg_key>" not in template
+        )
+
+    def parse(self, text: str, known: Collection[str]) -> ToolCall | ParseStatus:
+        """See ``CallFormat``."""
+        try:
+            members = _members(text)
+        except (ValueError, RecursionError):
+            return ParseStatus.INVALID_JSON
+        if members is None:
+            return ParseStatus.MALFORMED
+        name, _ = members.get("name", (None, ""))
+        arguments, slice_ = members.get("arguments", (None, ""))
+        if not isinstance(name, str) or not name or not isinstance(arguments, dict):
+            return ParseStatus.MALFORMED
+        if name not in known:
+            return ParseStatus.UNKNOWN_TOOL
+        return ToolCall(name, slice_)
 
 
 def _members(text: str) -> dict[str, tuple[object, str]] | None:

@@ -1,0 +1,27 @@
+"""The specs that ship. Each is an entry point of ``turnstile.agents``: the path of an agent's spec."""
+
+from pathlib import Path
+
+SPECS = Path(__file__).parent / "specs"
+
+AIDER = SPECS / "aider.yaml"
+CLAUDE_CODE = SPECS / "claude-code.yaml"
+CLAUDE_CODE_MCP = SPECS / "claude-code-mcp.yaml"
+CODEX = SPECS / "codex.yaml"
+CODEX_MCP = SPECS / "codex-mcp.yaml"
+GEMINI_CLI = SPECS / "gemini-cli.yaml"
+GEMINI_CLI_MCP = SPECS / "gemini-cli-mcp.yaml"
+GOOSE = SPECS / "goose.yaml"
+GOOSE_MCP = SPECS / "goose-mcp.yaml"
+HERMES = SPECS / "hermes.yaml"
+MINI_SWE_AGENT = SPECS / "mini-swe-agent.yaml"
+OPENCLAW = SPECS / "openclaw.yaml"
+OPENCODE = SPECS / "opencode.yaml"
+OPENCODE_MCP = SPECS / "opencode-mcp.yaml"
+OPENHANDS = SPECS / "openhands.yaml"
+PI = SPECS / "pi.yaml"
+PLAIN_LOOP = SPECS / "plain-loop.yaml"
+QWEN_CODE = SPECS / "qwen-code.yaml"
+QWEN_CODE_MCP = SPECS / "qwen-code-mcp.yaml"
+SHELL = SPECS / "shell.yaml"
+TOOL_LOOP = SPECS / "tool-loop.yaml"

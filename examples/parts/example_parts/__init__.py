@@ -1,0 +1,1 @@
+"""One part of every kind that a package can add to Turnstile."""
