@@ -23,7 +23,7 @@ from turnstile_server.grading.grader import TaskGrader
 from turnstile_server.grading.programs import LAUNCH_CLIENT
 from turnstile_server.grading.protocol import Grader
 from turnstile_server.grading.settings_check import grading_problem
-from turnstile_server.grading.swe import PACKAGE as SWEBENCH
+from turnstile_server.grading.swe import SWEBENCH
 from turnstile_server.http.agent_endpoint import HttpAgentEndpoint
 from turnstile_server.integrations.package_process import python_of
 from turnstile_server.own_tools.catalog import OwnToolCatalog
@@ -84,7 +84,7 @@ def build_backends(settings: Settings, resolver: Resolver | None = None) -> Back
         if (problem := grading_problem(task, settings.grading)) is not None:
             raise StartupError(f"The task {task.id} cannot be used: {problem}")
         _check_network(task, settings.egress)
-    if SWEBENCH not in settings.tasks.package_pythons and tasks.graded_by("swe"):
+    if SWEBENCH.kind not in settings.tasks.package_pythons and tasks.graded_by("swe"):
         install = python_of(SWEBENCH, settings.tasks.package_pythons, ()).install
         _LOG.warning(
             "tasks of SWE-bench rows will have no reward, unless this Python has the package swebench: %s", install

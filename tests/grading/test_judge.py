@@ -22,10 +22,10 @@ from turnstile_server.backends import build_backends
 from turnstile_server.errors import StartupError, Unprocessable
 from turnstile_server.grading.errors import GraderUnavailable
 from turnstile_server.grading.grader import TaskGrader
-from turnstile_server.grading.judge.cache import VerdictCache
-from turnstile_server.grading.judge.client import JudgeReply
-from turnstile_server.grading.judge.prompt import build_prompt
 from turnstile_server.grading.protocol import Work
+from turnstile_server.kinds.judge.cache import VerdictCache
+from turnstile_server.kinds.judge.client import JudgeReply
+from turnstile_server.kinds.judge.prompt import build_prompt
 from turnstile_server.settings import GradingSettings, JudgeSettings, Settings, TaskSettings
 from turnstile_server.tasks.model import Task
 
@@ -215,7 +215,7 @@ async def test_a_prompt_is_not_made_on_the_event_loop(judge: JudgeServer, monkey
         made.append(threading.current_thread() is threading.main_thread())
         return build_prompt(*given)
 
-    monkeypatch.setattr("turnstile_server.grading.judge.grader.build_prompt", build)
+    monkeypatch.setattr("turnstile_server.kinds.judge.grader.build_prompt", build)
     await grader(judge).grade(the_task(), WORK)
     assert made == [False]
 

@@ -17,8 +17,8 @@ from judge_server import RIGHT, WRONG, JudgeServer, Says
 
 from turnstile_server.demo import TINY
 from turnstile_server.grading.grader import TaskGrader
-from turnstile_server.grading.judge.prompt import ShownText, bounded, build_prompt, cache_key, neutral
 from turnstile_server.grading.protocol import Work
+from turnstile_server.kinds.judge.prompt import ShownText, bounded, build_prompt, cache_key, neutral
 from turnstile_server.settings import GradingSettings, TaskSettings
 from turnstile_server.tasks.model import Task
 

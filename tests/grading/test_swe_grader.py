@@ -28,7 +28,9 @@ from turnstile_server.grading.grader import TaskGrader
 from turnstile_server.grading.leaks import patch_texts
 from turnstile_server.grading.package_processes import PackageProcesses
 from turnstile_server.grading.protocol import Work
-from turnstile_server.integrations.package_process import PACKAGES, PackageBroken, PackagePython, listed
+from turnstile_server.grading.swe import SWEBENCH
+from turnstile_server.integrations.package_process import PackageBroken, PackagePython, listed
+from turnstile_server.kinds.packages.packages import PACKAGES
 from turnstile_server.sandboxes.protocol import Command, ExecResult, Sandbox, SandboxSpec
 from turnstile_server.settings import GradingSettings, Settings, TaskSettings
 from turnstile_server.tasks.model import Task
@@ -205,7 +207,7 @@ def packages(python_path: Path, **settings: Any) -> PackageProcesses:
 
 
 async def ask(asked: PackageProcesses) -> dict[str, Any]:
-    return (await asked.ask("swebench", SCRIPT_REQUEST))[0]
+    return (await asked.ask(SWEBENCH, SCRIPT_REQUEST))[0]
 
 
 async def test_without_the_package_there_is_no_reward_and_the_error_says_how_to_install_it() -> None:
@@ -277,7 +279,7 @@ async def test_close_ends_the_requests_that_are_answered_or_wait_and_refuses_lat
         await wait_until(starts.exists)
         await worker.close()
     with pytest.raises(GraderUnavailable, match="the server stops"):
-        await worker.ask("inspect", {})
+        await worker.ask(PACKAGES["inspect"], {})
     assert len(told) == 2
     for pid in pids(starts):
         with pytest.raises(ProcessLookupError):
@@ -291,7 +293,7 @@ async def test_a_machine_without_room_for_temporary_files_is_told(
     monkeypatch.setattr(tempfile, "tempdir", str(starts / "no-such-folder"))
     with pytest.raises(GraderUnavailable, match=r"no place for its temporary files: .*no-such-folder"):
         await ask(packages(python(starts)))
-    there = PackagePython("inspect", Path(sys.executable))
+    there = PackagePython(PACKAGES["inspect"], Path(sys.executable))
     with pytest.raises(PackageBroken, match="no place for its temporary files"):
         listed(there, "x.py:y", {}, None, timeout_s=5)
 
@@ -306,7 +308,7 @@ async def test_a_request_is_written_out_where_it_holds_up_no_other_episode(start
 
     worker = packages(python(starts))
     try:
-        assert await worker.ask("swebench", {**SCRIPT_REQUEST, "row": Watched(ROW["row"])}) == (
+        assert await worker.ask(SWEBENCH, {**SCRIPT_REQUEST, "row": Watched(ROW["row"])}) == (
             {"script": "x"},
             "0",
         )
@@ -384,4 +386,4 @@ def test_the_environments_that_are_installed_have_the_versions_that_the_programs
         for line in (ROOT / "scripts" / f"{name}.txt").read_text().split()
     ]
     plain = {line.replace("_", "-") for line in pins}
-    assert set(PACKAGES.values()) <= plain
+    assert {program.requirement for program in (SWEBENCH, *PACKAGES.values())} <= plain

@@ -16,16 +16,18 @@ from grading_support import NO_AGENTS, SANDBOXES, spec_of
 from package_examples import BOXED_TASKSET, INSPECT_TASKS, TASKSET, UNPLAYABLE_TASKSET, pythons
 
 from turnstile.models.evidence import grade_in_words
+from turnstile_server import integrations
 from turnstile_server.errors import StartupError
 from turnstile_server.grading.errors import GraderFailed, GraderUnavailable
 from turnstile_server.grading.grader import TaskGrader
 from turnstile_server.grading.protocol import Work
-from turnstile_server.integrations.package_process import PROGRAMS, PackageProcess, PackagePython
+from turnstile_server.integrations.package_process import PackageProcess, PackagePython
+from turnstile_server.kinds.packages.options import PackageOptions, parse_package_source
+from turnstile_server.kinds.packages.packages import PACKAGES
 from turnstile_server.sandboxes.background import BackgroundTasks
 from turnstile_server.sandboxes.local.provider import LocalProvider
 from turnstile_server.settings import GradingSettings, TaskSettings
 from turnstile_server.tasks.model import Task
-from turnstile_server.tasks.package_options import PackageOptions, parse_package_source
 from turnstile_server.tasks.registry import load_tasks
 from turnstile_server.tasks.tarball import pack
 from waiting import wait_until
@@ -41,6 +43,8 @@ def needs_packages(test: Callable[..., Any]) -> Callable[..., Any]:
     """Played by the suite of agents, which has them."""
     return pytest.mark.agents(_THERE(test))
 
+
+JSON_LINES = Path(integrations.__file__).parent / "programs"
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
 
@@ -143,7 +147,7 @@ def test_an_error_is_over_the_work_where_only_the_work_caused_it(
             print(over_the_work(error))
     """
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=PROGRAMS, check=True, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", program], cwd=JSON_LINES, check=True, capture_output=True, text=True, timeout=60
     )
     assert done.stdout.strip() == str(by_work)
 
@@ -213,7 +217,7 @@ async def test_a_scorer_that_fails_gives_no_reward_and_the_next_work_has_one(sou
 
 @needs_packages
 async def test_a_cancelled_request_ends_the_process_and_close_leaves_none(sources: Path) -> None:
-    process = PackageProcess(PackagePython("inspect", PYTHONS["inspect"]), start_timeout_s=60)
+    process = PackageProcess(PackagePython(PACKAGES["inspect"], PYTHONS["inspect"]), start_timeout_s=60)
     fields: dict[str, Any] = {
         "name": f"{sources}/tests_of_mine.py:odd_scores",
         "config": {"how": "sleeps"},

@@ -9,7 +9,6 @@ from grading_support import BASE, FIX, Watched, spec_of, work
 from judge_server import RIGHT, JudgeServer
 
 from turnstile_server.grading.grader import TaskGrader
-from turnstile_server.grading.judge.judges import Judges, JudgeSpending
 from turnstile_server.grading.package_processes import PackageProcesses
 from turnstile_server.grading.protocol import GradingTools, Work
 from turnstile_server.grading.work_files import WorkReader
@@ -25,11 +24,7 @@ def reader(provider: Watched, **settings: int) -> WorkReader:
     made = GradingSettings.model_validate(settings)
     tasks = TaskSettings()
     packages = PackageProcesses(made, tasks)
-    return WorkReader(
-        GradingTools(
-            provider, spec_of, made, tasks, anyio.Semaphore(2), Judges(made, None), JudgeSpending(), packages
-        )
-    )
+    return WorkReader(GradingTools(provider, spec_of, made, tasks, anyio.Semaphore(2), packages))
 
 
 async def test_regular_files_are_read_and_nothing_else(provider: Watched) -> None:

@@ -9,8 +9,8 @@ import pytest
 from harbor_support import CONFIG, harbor_folder, loaded, steps_folder, told
 
 from local import ROOT
+from turnstile_server.kinds.harbor.toml_lines import key_lines
 from turnstile_server.settings import TaskSettings
-from turnstile_server.tasks.harbor.toml_lines import key_lines
 from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.registry import load_tasks
 from turnstile_server.tasks.tarball import read_files

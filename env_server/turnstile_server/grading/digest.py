@@ -13,20 +13,15 @@ from collections.abc import Callable
 from importlib.machinery import PathFinder
 from pathlib import Path
 
+from turnstile.plugins import Plugin
 from turnstile_server.errors import TaskFailed
-from turnstile_server.integrations.package_process import PROGRAMS
 from turnstile_server.settings import GradingSettings
-from turnstile_server.tasks.code_options import CodeOptions
 from turnstile_server.tasks.files import Files
-from turnstile_server.tasks.grader_options import GRADERS
-from turnstile_server.tasks.judge_options import JudgeOptions
+from turnstile_server.tasks.grader_options import GRADERS, GradingEntry
 from turnstile_server.tasks.model import Task
-from turnstile_server.tasks.package_options import PackageOptions
 from turnstile_server.tasks.part import GraderOptions
 
-_SOURCES = (Path(__file__).parent, PROGRAMS)
-_OF_THE_JUDGE = {"url", "model", "temperature", "max_tokens", "json_mode", "extra_body", "max_text_chars"}
-"""Settings of a judge that its verdict may depend on."""
+_SOURCES = (Path(__file__).parent, Path(__file__).parents[1] / "integrations" / "programs")
 _NOT_GRADED_BY = {
     "base",
     "difficulty",
@@ -50,9 +45,9 @@ class GraderDigests:
         self._settings = settings
         code = hashlib.sha256()
         for folder in _SOURCES:
-            for path in sorted(folder.rglob("*.py")):
-                code.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes())
+            code.update(_sources_in(folder))
         self._code = code.digest()
+        self._by_grader: dict[str, bytes] = {}
 
     def of(self, task: Task) -> str:
         """Reads the task's files, so call it in a thread. A task whose files cannot be packed has a digest too:
@@ -63,24 +58,20 @@ class GraderDigests:
         judges = (None if judge is None else judge.files for judge in (task.tests, task.script))
         for files in (task.base, *judges):
             digest.update(self._packed(files))
-        for name in task.grading:
-            digest.update(self._by_settings(task.grading[name]))
+        for entry in task.grading.values():
+            digest.update(self._of_entry(entry))
         return digest.hexdigest()
 
-    def _by_settings(self, entry: object) -> bytes:
-        """Of what an entry of ``grading`` names, and its fields do not hold."""
-        match entry:
-            case CodeOptions():
-                target = entry.host_code or self._settings.functions.get(entry.target, "")
-                return target.encode() + _contents(target.rpartition(":")[0])
-            case PackageOptions():
-                return _contents(entry.name.rpartition(":")[0] or entry.name)
-            case JudgeOptions() if entry.judge in self._settings.judges:
-                judge = self._settings.judges[entry.judge].model_dump(mode="json", include=_OF_THE_JUDGE)
-                return json.dumps(judge, sort_keys=True).encode()
-            case GraderOptions() if not (plugin := GRADERS.find(entry.grader)).ours:
-                return str(plugin).encode() + _contents(plugin.target.partition(":")[0])
-        return b"-"
+    def _of_entry(self, entry: GradingEntry) -> bytes:
+        """Of the code of the entry's grader, and of what the entry names."""
+        if not isinstance(entry, GraderOptions):
+            return b"-"
+        plugin = GRADERS.find(entry.grader)
+        if not plugin.ours:
+            return _code_of(plugin) + entry.judged_by(self._settings)
+        if plugin.name not in self._by_grader:
+            self._by_grader[plugin.name] = _code_of(plugin)
+        return self._by_grader[plugin.name] + entry.judged_by(self._settings)
 
     def _packed(self, files: Files | None) -> bytes:
         if files is None:
@@ -91,7 +82,23 @@ class GraderDigests:
             return b"?"
 
 
-def _contents(place: str) -> bytes:
+def _sources_in(folder: Path) -> bytes:
+    """The SHA-256 of all Python files below ``folder``."""
+    code = hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        code.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes())
+    return code.digest()
+
+
+def _code_of(plugin: Plugin) -> bytes:
+    """Of a grader's code: its room where it is ours, else its module and the version of its package."""
+    module = plugin.target.partition(":")[0]
+    if plugin.ours and (file := _file_of(module)) is not None:
+        return _sources_in(file.parent)
+    return str(plugin).encode() + contents_of_code(module)
+
+
+def contents_of_code(place: str) -> bytes:
     """The SHA-256 of a file of code, by its path or as a module, which is found without importing anything."""
     try:
         file = Path(place) if place.endswith(".py") else _file_of(place)

@@ -17,9 +17,8 @@ import anyio
 from turnstile.models import LeftOut, SpanKind, WorkDiff
 from turnstile_server.errors import TaskFailed, TurnstileError
 from turnstile_server.grading.composition import Composition
-from turnstile_server.grading.judge.judges import Judges, JudgeSpending
 from turnstile_server.grading.package_processes import PackageProcesses
-from turnstile_server.grading.protocol import Component, ComponentGrader, Grade, GradingTools, Work
+from turnstile_server.grading.protocol import Component, ComponentGrader, Grade, GradingTools, Shared, Work
 from turnstile_server.grading.registry import create_grader, unknown_graders
 from turnstile_server.grading.retries import with_retries
 from turnstile_server.grading.work_diff import WorkDiffer
@@ -33,7 +32,7 @@ class TaskGrader:
     """A ``Grader``: each grader of a task is asked for its component.
 
     ``spec_of`` gives the sandbox that a task is graded in. ``provider`` None: this server has no sandboxes.
-    ``data_dir``: where verdicts of judges are kept; None: nowhere.
+    ``data_dir``: where graders keep files, such as verdicts of judges; None: nowhere.
     """
 
     def __init__(
@@ -50,9 +49,8 @@ class TaskGrader:
             settings,
             task_settings,
             anyio.Semaphore(settings.places),
-            Judges(settings, data_dir),
-            JudgeSpending(),
             PackageProcesses(settings, task_settings),
+            data_dir,
         )
         self._settings = settings
         self._differ = WorkDiffer(self._tools)
@@ -62,7 +60,7 @@ class TaskGrader:
         if (problem := unknown_graders(task)) is not None:
             raise TaskFailed(f"Task {task.id} cannot be graded: {problem}")
         made, not_run = Composition(task), []
-        tools = replace(self._tools, judge_spending=JudgeSpending())
+        tools = replace(self._tools, of_grading=Shared())
         for name in task.reward.ordered(task.graders):
             if made.closed:
                 not_run.append(name)

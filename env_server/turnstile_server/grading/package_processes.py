@@ -10,6 +10,7 @@ from turnstile_server.integrations.package_process import (
     Answer,
     PackageBroken,
     PackageProcess,
+    PackageProgram,
     PackageRefusal,
     python_of,
 )
@@ -27,30 +28,30 @@ class PackageProcesses:
     def __init__(self, settings: GradingSettings, tasks: TaskSettings) -> None:
         self._settings = settings
         self._tasks = tasks
-        self._open: dict[str, PackageProcess] = {}
+        self._open: dict[PackageProgram, PackageProcess] = {}
         self._closed = False
 
     async def ask(
-        self, kind: str, fields: Mapping[str, Any], answer: Answer = nothing_to_ask
+        self, program: PackageProgram, fields: Mapping[str, Any], answer: Answer = nothing_to_ask
     ) -> tuple[dict[str, Any], str]:
-        """What the program for ``kind`` gives, and the package's version.
+        """What ``program`` gives, and the package's version.
 
         Raises PackageError where the package itself fails, GraderUnavailable where it cannot be asked.
         """
         if self._closed:
-            raise GraderUnavailable(f"{kind}: the server stops")
-        process = self._of(kind)
+            raise GraderUnavailable(f"{program.kind}: the server stops")
+        process = self._of(program)
         try:
             result = await process.request(fields, answer, timeout_s=self._settings.package_timeout_s)
         except PackageBroken as error:
-            raise GraderUnavailable(f"{kind}: {error}") from error
+            raise GraderUnavailable(f"{program.kind}: {error}") from error
         return result, process.version
 
-    def _of(self, kind: str) -> PackageProcess:
-        if kind not in self._open:
-            python = python_of(kind, self._tasks.package_pythons, self._tasks.package_environment)
-            self._open[kind] = PackageProcess(python, start_timeout_s=self._settings.package_start_timeout_s)
-        return self._open[kind]
+    def _of(self, program: PackageProgram) -> PackageProcess:
+        if program not in self._open:
+            python = python_of(program, self._tasks.package_pythons, self._tasks.package_environment)
+            self._open[program] = PackageProcess(python, start_timeout_s=self._settings.package_start_timeout_s)
+        return self._open[program]
 
     async def close(self) -> None:
         self._closed = True

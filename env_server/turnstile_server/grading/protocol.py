@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Protocol
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import anyio
 
 from turnstile.models import LeftOut, WorkDiff
 from turnstile_server.egress.log import NetworkLog
-from turnstile_server.grading.judge.judges import Judges, JudgeSpending
 from turnstile_server.grading.package_processes import PackageProcesses
 from turnstile_server.integrations.resource_session import ResourceSession
 from turnstile_server.sandboxes.protocol import SandboxProvider, SandboxSpec
@@ -18,6 +18,8 @@ from turnstile_server.settings import GradingSettings, TaskSettings
 from turnstile_server.spans import OpenSpan
 from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.part import GraderOptions
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,20 @@ class Grader(Protocol):
         ...
 
 
+class Shared:
+    """Objects that graders share, one of each class: for the life of a server, or for one grading."""
+
+    def __init__(self) -> None:
+        self._made: dict[type[Any], Any] = {}
+
+    def get(self, kind: type[T], make: Callable[[], T]) -> T:
+        """The object of ``kind``; ``make`` makes it where there is none yet."""
+        if kind not in self._made:
+            self._made[kind] = make()
+        found: T = self._made[kind]
+        return found
+
+
 @dataclass(frozen=True, slots=True)
 class GradingTools:
     """What graders are built from."""
@@ -109,10 +125,11 @@ class GradingTools:
     tasks: TaskSettings
     places: anyio.Semaphore
     """``grading.parallel``: for sandboxes that judge."""
-    judges: Judges
-    judge_spending: JudgeSpending
-    """Of this grading."""
     packages: PackageProcesses
+    data_dir: Path | None = None
+    """Where graders keep files; None: nowhere."""
+    of_server: Shared = field(default_factory=Shared)
+    of_grading: Shared = field(default_factory=Shared)
 
 
 class ComponentGrader(Protocol):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from turnstile_server.errors import FileProblem, TaskFailed
@@ -19,13 +20,16 @@ from turnstile_server.grading.judged_copy import JudgedCopies
 from turnstile_server.grading.package_processes import PackageProcesses
 from turnstile_server.grading.protocol import Component, ComponentGrader, GradingTools, Work
 from turnstile_server.grading.verdict import DiffVerdict, one_line, storable
-from turnstile_server.integrations.package_process import PackageError
+from turnstile_server.integrations.package_process import PackageError, PackageProgram
 from turnstile_server.sandboxes.protocol import Command, ExecResult, Sandbox, User
 from turnstile_server.settings import GradingSettings
 from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.swe import SweTests
 
-PACKAGE = "swebench"
+_HERE = Path(__file__).parent
+SWEBENCH = PackageProgram(
+    "swebench", "swebench==5.0.2", _HERE.parent / "integrations" / "programs" / "swebench_program.py"
+)
 _TAIL = 4000
 
 
@@ -120,7 +124,7 @@ class _SweJudge:
         """Raises TaskFailed for what swebench cannot judge, and GraderUnavailable."""
         self.elsewhere = True  # also where it is ended there
         try:
-            answer, _ = await self._packages.ask(PACKAGE, {"row": self._row, **fields})
+            answer, _ = await self._packages.ask(SWEBENCH, {"row": self._row, **fields})
         except PackageError as error:
             raise TaskFailed(f"swebench cannot judge the row of task {self._task.id}: {error}") from error
         self.elsewhere = False

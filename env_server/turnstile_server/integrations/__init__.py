@@ -2,5 +2,5 @@
 
 Their dependencies are not the server's, so no code of theirs is imported here: ``package_process`` starts one of
 ``programs/`` in the Python that has the package, and speaks JSON lines with it. What becomes of their tasks:
-``tasks/package_source.py``; of their scores: ``grading/package_grader.py``, ``grading/swe.py``.
+``kinds/packages/source.py``; of their scores: ``kinds/packages/grader.py``, ``grading/swe.py``.
 """

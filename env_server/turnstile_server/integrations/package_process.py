@@ -27,11 +27,6 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 
 from turnstile_server.child_processes import start_process
 
-PROGRAMS = Path(__file__).parent / "programs"
-PACKAGES = {"inspect": "inspect-ai==0.3.285", "swebench": "swebench==5.0.2", "verifiers": "verifiers==0.4.0"}
-"""By kind: the package whose API the program of that name was written for."""
-SOURCES = ("inspect", "verifiers")
-"""Those whose tasks are a source."""
 MAX_LINE_BYTES = 64 << 20
 _TAIL = 1000
 _MAX_SAID_BYTES = 1 << 20
@@ -59,24 +54,42 @@ class PackageRefusal(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class PackageProgram:
+    """A program of ours for another package.
+
+    ``kind``: its name, also in the setting ``tasks.package_pythons``. ``requirement``: the package whose API it
+    was written for, pinned.
+    """
+
+    kind: str
+    requirement: str
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
 class PackagePython:
     """Where a package is, and what its process may see."""
 
-    kind: str
+    program: PackageProgram
     python: Path
     environment: tuple[str, ...] = ()
     """Names of the server's own variables that it gets."""
 
     @property
+    def kind(self) -> str:
+        return self.program.kind
+
+    @property
     def install(self) -> str:
         """How to come by the package."""
         return (
-            f"install {PACKAGES[self.kind]} into a virtual environment of its own, and name its Python in the "
-            f"setting tasks.package_pythons.{self.kind} (TURNSTILE_TASKS__PACKAGE_PYTHONS__{self.kind.upper()})"
+            f"install {self.program.requirement} into a virtual environment of its own, and name its Python in "
+            f"the setting tasks.package_pythons.{self.kind} "
+            f"(TURNSTILE_TASKS__PACKAGE_PYTHONS__{self.kind.upper()})"
         )
 
     def command(self, *arguments: str) -> tuple[str, ...]:
-        return (str(self.python), "-I", "-B", str(PROGRAMS / f"{self.kind}_program.py"), *arguments)
+        return (str(self.python), "-I", "-B", str(self.program.path), *arguments)
 
     @property
     def env(self) -> Mapping[str, str]:
@@ -95,9 +108,9 @@ class PackagePython:
         return PackageBroken(f"the program for {self.kind} has no place for its temporary files: {error}")
 
 
-def python_of(kind: str, pythons: Mapping[Any, Path], environment: Sequence[str]) -> PackagePython:
+def python_of(program: PackageProgram, pythons: Mapping[Any, Path], environment: Sequence[str]) -> PackagePython:
     """The Python of the settings, else the server's own."""
-    return PackagePython(kind, pythons.get(kind, Path(sys.executable)), tuple(environment))
+    return PackagePython(program, pythons.get(program.kind, Path(sys.executable)), tuple(environment))
 
 
 class PackageProcess:

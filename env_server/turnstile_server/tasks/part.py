@@ -8,6 +8,8 @@ from typing import ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict
 
+from turnstile_server.settings import GradingSettings
+
 
 class TaskPart(BaseModel):
     """A part of a task; unknown fields are refused."""
@@ -35,6 +37,15 @@ class GraderOptions(TaskPart):
     def below(self, folder: Path) -> Self:
         """The same with its files below ``folder``, that of the task file."""
         return self
+
+    def problem(self, settings: GradingSettings) -> str | None:
+        """Why a server with these settings cannot grade by it: the field, a colon, a sentence. None: it can."""
+        return None
+
+    def judged_by(self, settings: GradingSettings) -> bytes:
+        """Digest of what its verdict depends on beside its fields and its grader's code, such as a file of code
+        that it names. Reads files."""
+        return b"-"
 
     @property
     def host_code(self) -> str | None:

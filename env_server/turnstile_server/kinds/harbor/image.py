@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from turnstile_server.kinds.harbor.compose import ComposeService, read_compose
+from turnstile_server.kinds.harbor.config import HarborConfig
+from turnstile_server.kinds.harbor.findings import FolderFindings
 from turnstile_server.settings import TaskSettings
 from turnstile_server.tasks.dockerfile import read_dockerfile
-from turnstile_server.tasks.harbor.compose import ComposeService, read_compose
-from turnstile_server.tasks.harbor.config import HarborConfig
-from turnstile_server.tasks.harbor.findings import FolderFindings
 from turnstile_server.tasks.image_build import ContextProblem, ImageBuild
 
 COMPOSE_FILES = ("docker-compose.yaml", "docker-compose.yml", "compose.yaml")

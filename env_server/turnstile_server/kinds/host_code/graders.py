@@ -11,11 +11,11 @@ import math
 from typing import Any
 
 from turnstile_server.grading.errors import GraderFailed
-from turnstile_server.grading.host_code.process import RanTooLong, run_code
 from turnstile_server.grading.protocol import Component, ComponentGrader, GradingTools, Work
 from turnstile_server.grading.verdict import printable
 from turnstile_server.grading.work_files import WorkReader
-from turnstile_server.tasks.code_options import FunctionOptions, RubricOptions, SchemaOptions
+from turnstile_server.kinds.host_code.options import FunctionOptions, RubricOptions, SchemaOptions
+from turnstile_server.kinds.host_code.process import RanTooLong, run_code
 from turnstile_server.tasks.model import Task
 
 

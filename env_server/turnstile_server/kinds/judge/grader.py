@@ -14,13 +14,13 @@ from typing import Any
 import anyio.to_thread
 
 from turnstile_server.errors import TaskFailed
-from turnstile_server.grading.judge.judges import Judge
-from turnstile_server.grading.judge.prompt import JudgePrompt, ShownText, build_prompt, cache_key
-from turnstile_server.grading.judge.verdict import MAX_REASON_CHARS, read_verdict, reply_rule
 from turnstile_server.grading.protocol import Component, ComponentGrader, GradingTools, Work
 from turnstile_server.grading.verdict import printable
 from turnstile_server.grading.work_files import WorkFiles, WorkReader
-from turnstile_server.tasks.judge_options import JudgeOptions
+from turnstile_server.kinds.judge.judges import Judge, Judges, JudgeSpending
+from turnstile_server.kinds.judge.options import JudgeOptions
+from turnstile_server.kinds.judge.prompt import JudgePrompt, ShownText, build_prompt, cache_key
+from turnstile_server.kinds.judge.verdict import MAX_REASON_CHARS, read_verdict, reply_rule
 from turnstile_server.tasks.model import Task
 
 NOT_SUBMITTED = "(nothing was submitted)"
@@ -41,7 +41,9 @@ class JudgeGrader(ComponentGrader):
     async def grade(self, task: Task, work: Work) -> Component:
         """See ``ComponentGrader``."""
         options = self._options
-        judge = self._tools.judges.get(options.judge)
+        tools = self._tools
+        judges = tools.of_server.get(Judges, lambda: Judges(tools.settings, tools.data_dir))
+        judge = judges.get(options.judge)
         if judge is None:
             raise TaskFailed(f"grading.{self._name}.judge: the server has no judge {options.judge!r}")
         if work.answer is None and not options.files:
@@ -79,8 +81,8 @@ class JudgeGrader(ComponentGrader):
         def check(reply: str) -> None:
             read(reply)
 
-        key = cache_key(prompt.digest, about)
-        reply, cached = await judge.ask(key, prompt.messages, self._tools.judge_spending, check)
+        key, spent = cache_key(prompt.digest, about), self._tools.of_grading.get(JudgeSpending, JudgeSpending)
+        reply, cached = await judge.ask(key, prompt.messages, spent, check)
         return {
             "value": read(reply.text),
             "reply": reply.text[:MAX_REASON_CHARS],

@@ -6,10 +6,10 @@ What must hold: a phase gets at most what Harbor would give it. ``public`` is ev
 
 from __future__ import annotations
 
+from turnstile_server.kinds.harbor.config import HarborConfig, HarborNetwork
+from turnstile_server.kinds.harbor.findings import FolderFindings
 from turnstile_server.settings import TaskSettings
 from turnstile_server.settings.host_patterns import parse_pattern
-from turnstile_server.tasks.harbor.config import HarborConfig, HarborNetwork
-from turnstile_server.tasks.harbor.findings import FolderFindings
 from turnstile_server.tasks.network import NetworkWish
 from turnstile_server.tasks.parse import Loc
 

@@ -12,16 +12,16 @@ from typing import Any
 from pydantic import ValidationError
 
 from turnstile.models import Limits
+from turnstile_server.kinds.harbor.config import HarborConfig, HarborVerifier
+from turnstile_server.kinds.harbor.findings import FolderFindings
+from turnstile_server.kinds.harbor.image import COMPOSE_FILES, HarborImage, find_image
+from turnstile_server.kinds.harbor.network import network_of
+from turnstile_server.kinds.harbor.parts import INSTRUCTION, SOLUTION, TESTS, FolderParts
+from turnstile_server.kinds.harbor.refusals import refuse_unsupported
+from turnstile_server.kinds.harbor.steps import STEPS, StepFolders
+from turnstile_server.kinds.harbor.toml_lines import key_lines
 from turnstile_server.sandboxes.protocol import IMAGE_WORKDIR
 from turnstile_server.settings import TaskSettings
-from turnstile_server.tasks.harbor.config import HarborConfig, HarborVerifier
-from turnstile_server.tasks.harbor.findings import FolderFindings
-from turnstile_server.tasks.harbor.image import COMPOSE_FILES, HarborImage, find_image
-from turnstile_server.tasks.harbor.network import network_of
-from turnstile_server.tasks.harbor.parts import INSTRUCTION, SOLUTION, TESTS, FolderParts
-from turnstile_server.tasks.harbor.refusals import refuse_unsupported
-from turnstile_server.tasks.harbor.steps import STEPS, StepFolders
-from turnstile_server.tasks.harbor.toml_lines import key_lines
 from turnstile_server.tasks.image_build import ContextProblem
 from turnstile_server.tasks.model import Gold, SandboxWish, Task
 from turnstile_server.tasks.parse import Loc

@@ -6,8 +6,8 @@ that needs the first may not be played as the second: it would score 0, or 1, fo
 
 from __future__ import annotations
 
-from turnstile_server.tasks.harbor.config import HarborConfig, HarborEnvironment, HarborStep, HarborVerifier
-from turnstile_server.tasks.harbor.findings import FolderFindings
+from turnstile_server.kinds.harbor.config import HarborConfig, HarborEnvironment, HarborStep, HarborVerifier
+from turnstile_server.kinds.harbor.findings import FolderFindings
 from turnstile_server.tasks.parse import Loc
 
 _HEALTH = "a health check waits for a service of the image, and no service runs in a sandbox"

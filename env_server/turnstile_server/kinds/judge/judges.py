@@ -9,8 +9,8 @@ from pathlib import Path
 import anyio
 
 from turnstile_server.grading.errors import GraderUnavailable
-from turnstile_server.grading.judge.cache import FOLDER, VerdictCache
-from turnstile_server.grading.judge.client import JudgeClient, JudgeReply
+from turnstile_server.kinds.judge.cache import FOLDER, VerdictCache
+from turnstile_server.kinds.judge.client import JudgeClient, JudgeReply
 from turnstile_server.settings import GradingSettings, JudgeSettings
 
 

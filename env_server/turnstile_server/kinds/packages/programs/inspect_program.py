@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from importlib.metadata import version
 from typing import Any
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+sys.path.insert(0, os.path.abspath(f"{__file__}/../../../../integrations/programs"))
 
 import anyio
 from inspect_ai import Task

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from turnstile_server.tasks.harbor.toml_lines import line_at
+from turnstile_server.kinds.harbor.toml_lines import line_at
 from turnstile_server.tasks.parse import Loc
 from turnstile_server.tasks.protocol import TaskProblem
 

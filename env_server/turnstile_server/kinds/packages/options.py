@@ -11,7 +11,9 @@ from urllib.parse import parse_qsl
 
 from pydantic import Field
 
-from turnstile_server.integrations.package_process import SOURCES
+from turnstile_server.grading.digest import contents_of_code
+from turnstile_server.kinds.packages.packages import PACKAGES
+from turnstile_server.settings import GradingSettings
 from turnstile_server.tasks.part import GraderOptions
 from turnstile_server.tasks.reward import parse_bounds
 
@@ -36,6 +38,9 @@ class PackageOptions(GraderOptions):
     def host_code(self) -> str | None:
         return f"{self.grader} {self.name}"
 
+    def judged_by(self, settings: GradingSettings) -> bytes:
+        return contents_of_code(self.name.rpartition(":")[0] or self.name)
+
 
 @dataclass(frozen=True, slots=True)
 class PackageSourceOptions:
@@ -51,7 +56,7 @@ class PackageSourceOptions:
 
 
 def is_package_source(source: str) -> bool:
-    return source.partition(":")[0] in SOURCES and ":" in source
+    return source.partition(":")[0] in PACKAGES and ":" in source
 
 
 def parse_package_source(source: str) -> PackageSourceOptions:

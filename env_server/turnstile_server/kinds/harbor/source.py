@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from turnstile_server.kinds.harbor.folder import CONFIG, TaskFolder
 from turnstile_server.settings import TaskSettings
-from turnstile_server.tasks.harbor.folder import CONFIG, TaskFolder
 from turnstile_server.tasks.protocol import FoundTask, Recognition, TaskProblem
 from turnstile_server.tasks.task_files import TASK_FILE
 

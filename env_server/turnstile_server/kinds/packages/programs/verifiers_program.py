@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from importlib.metadata import version
 from typing import Any
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+sys.path.insert(0, os.path.abspath(f"{__file__}/../../../../integrations/programs"))
 
 import verifiers.v1 as vf
 from verifiers.v1.runtimes.base import BaseRuntimeInfo, ProgramResult, Runtime

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, FiniteFloat, StringConstraints, model_validator
 
+from turnstile_server.settings import GradingSettings
 from turnstile_server.tasks.inner_path import InnerPath
 from turnstile_server.tasks.part import GraderOptions
+
+_OF_THE_VERDICT = {"url", "model", "temperature", "max_tokens", "json_mode", "extra_body", "max_text_chars"}
+"""Settings of a judge that its verdict may depend on."""
 
 Text = Annotated[str, StringConstraints(min_length=1, max_length=100_000)]
 
@@ -51,6 +56,25 @@ class JudgeOptions(GraderOptions):
         if not self.files and "answer" not in self.show:
             raise ValueError("nothing of the work is shown: name `answer` in `show`, or `files`")
         return self
+
+    def problem(self, settings: GradingSettings) -> str | None:
+        judge = settings.judges.get(self.judge)
+        if judge is None:
+            have = ", ".join(settings.judges) or "none"
+            return f"judge: there is no judge {self.judge!r} in the settings (grading.judges); there are: {have}"
+        if self.calls > judge.max_calls_per_grading:
+            return (
+                f"votes: they need {self.calls} calls, and the judge is asked at most "
+                f"{judge.max_calls_per_grading} times for one work "
+                f"(grading.judges.{self.judge}.max_calls_per_grading)"
+            )
+        return None
+
+    def judged_by(self, settings: GradingSettings) -> bytes:
+        if self.judge not in settings.judges:
+            return b"-"
+        judge = settings.judges[self.judge].model_dump(mode="json", include=_OF_THE_VERDICT)
+        return json.dumps(judge, sort_keys=True).encode()
 
     @property
     def reads_work(self) -> bool:

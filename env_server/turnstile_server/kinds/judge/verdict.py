@@ -10,7 +10,7 @@ import json
 import re
 from typing import Any
 
-from turnstile_server.tasks.judge_options import JudgeOptions
+from turnstile_server.kinds.judge.options import JudgeOptions
 
 _FENCED = re.compile(r"```(?:json)?\s*\n(.*)\n\s*```", re.DOTALL)
 _THOUGHT = re.compile(r"\s*<think>.*?</think>", re.DOTALL)

@@ -20,13 +20,14 @@ from pydantic import ValidationError
 
 from turnstile_server.errors import TaskFailed
 from turnstile_server.integrations.package_process import PackageBroken, listed, python_of
-from turnstile_server.settings import TaskSettings
-from turnstile_server.tasks.model import Task
-from turnstile_server.tasks.package_options import (
+from turnstile_server.kinds.packages.options import (
     PackageSourceOptions,
     is_package_source,
     parse_package_source,
 )
+from turnstile_server.kinds.packages.packages import PACKAGES
+from turnstile_server.settings import TaskSettings
+from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.protocol import Recognition, StoredTask, TaskProblem
 from turnstile_server.tasks.selection import labels_of
 
@@ -52,7 +53,7 @@ class PackageTasks:
         except ValueError as error:
             yield from (TaskProblem(source, None, None, line) for line in str(error).splitlines())
             return
-        python = python_of(options.kind, settings.package_pythons, settings.package_environment)
+        python = python_of(PACKAGES[options.kind], settings.package_pythons, settings.package_environment)
         spool = tempfile.TemporaryFile()  # noqa: SIM115 - the reader of the tasks owns it
         try:
             listed(python, options.name, options.config, spool, timeout_s=settings.package_list_timeout_s)

@@ -13,7 +13,7 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
-from turnstile_server.grading.judge.client import JudgeReply
+from turnstile_server.kinds.judge.client import JudgeReply
 
 FOLDER = "judge-cache"
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from turnstile_server.tasks.harbor.findings import FolderFindings
+from turnstile_server.kinds.harbor.findings import FolderFindings
 from turnstile_server.tasks.parse import Loc, TaskEntry, TaskSyntaxError, parse_yaml
 
 _TOP = frozenset(("services", "version", "name"))

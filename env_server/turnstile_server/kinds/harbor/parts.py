@@ -11,10 +11,10 @@ import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from turnstile_server.kinds.harbor.findings import FolderFindings
+from turnstile_server.kinds.harbor.test_text import needs_more
 from turnstile_server.settings import TaskSettings
 from turnstile_server.tasks.files import Files, LayeredFiles
-from turnstile_server.tasks.harbor.findings import FolderFindings
-from turnstile_server.tasks.harbor.test_text import needs_more
 from turnstile_server.tasks.parse import Loc
 from turnstile_server.tasks.script import GoldScript, ScriptTests
 from turnstile_server.tasks.tarball import FilesProblem, check_folder, read_files

@@ -10,6 +10,8 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError
 from pydantic import ConfigDict, Field, field_validator
 
+from turnstile_server.grading.digest import contents_of_code
+from turnstile_server.settings import GradingSettings
 from turnstile_server.tasks.inner_path import InnerPath
 from turnstile_server.tasks.part import GraderOptions
 
@@ -34,6 +36,19 @@ class CodeOptions(GraderOptions):
     @property
     def host_code(self) -> str | None:
         return self.target if ":" in self.target else None
+
+    def problem(self, settings: GradingSettings) -> str | None:
+        if self.host_code is not None or self.target in settings.functions:
+            return None
+        have = ", ".join(settings.functions) or "none"
+        return (
+            f"target: there is no {self.target!r} in the settings (grading.functions); there are: {have}. Code of "
+            "a task file is `module:name` or `file.py:name`"
+        )
+
+    def judged_by(self, settings: GradingSettings) -> bytes:
+        target = self.host_code or settings.functions.get(self.target, "")
+        return target.encode() + contents_of_code(target.rpartition(":")[0])
 
     def below(self, folder: Path) -> Self:
         place, _, name = self.target.rpartition(":")

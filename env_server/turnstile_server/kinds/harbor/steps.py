@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from turnstile_server.kinds.harbor.config import HarborConfig, HarborStep
+from turnstile_server.kinds.harbor.findings import FolderFindings
+from turnstile_server.kinds.harbor.parts import INSTRUCTION, SOLUTION, TESTS, FolderParts
 from turnstile_server.tasks.files import LayeredFiles
-from turnstile_server.tasks.harbor.config import HarborConfig, HarborStep
-from turnstile_server.tasks.harbor.findings import FolderFindings
-from turnstile_server.tasks.harbor.parts import INSTRUCTION, SOLUTION, TESTS, FolderParts
 from turnstile_server.tasks.steps import TaskStep
 
 STEPS = "steps"

@@ -27,9 +27,10 @@ from turnstile_server.integrations.package_process import (
     PackageError,
     PackageRefusal,
 )
+from turnstile_server.kinds.packages.options import PackageOptions
+from turnstile_server.kinds.packages.packages import PACKAGES
 from turnstile_server.sandboxes.protocol import Command, Sandbox, User
 from turnstile_server.tasks.model import Task
-from turnstile_server.tasks.package_options import PackageOptions
 
 MAX_OUTPUT_BYTES = 10 << 20
 MAX_FILE_BYTES = 16 << 20
@@ -92,7 +93,7 @@ class PackageGrader(ComponentGrader):
             **place,
         }
         try:
-            result, version = await self._packages.ask(kind, fields, answer)
+            result, version = await self._packages.ask(PACKAGES[kind], fields, answer)
         except PackageError as error:
             if not error.by_work:
                 raise GraderFailed(f"{kind}: {options.name} failed to score the work: {error}") from error
