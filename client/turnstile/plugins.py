@@ -31,6 +31,7 @@ GROUPS: Final = {
     "turnstile.call_formats": "call format",
     "turnstile.sandboxes": "sandbox backend",
     "turnstile.task_sources": "task source",
+    "turnstile.row_kinds": "kind of row",
     "turnstile.graders": "grader",
     "turnstile.exporters": "export format",
     "turnstile.agents": "agent",

@@ -23,9 +23,7 @@ from turnstile_server.grading.grader import TaskGrader
 from turnstile_server.grading.programs import LAUNCH_CLIENT
 from turnstile_server.grading.protocol import Grader
 from turnstile_server.grading.settings_check import grading_problem
-from turnstile_server.grading.swe import SWEBENCH
 from turnstile_server.http.agent_endpoint import HttpAgentEndpoint
-from turnstile_server.integrations.package_process import python_of
 from turnstile_server.own_tools.catalog import OwnToolCatalog
 from turnstile_server.own_tools.names import BUILT_IN_TOOLS, NamedTool, name_problem
 from turnstile_server.runtimes.install_folder import InstallFolder, default_install_dir
@@ -36,6 +34,7 @@ from turnstile_server.sandboxes.registry import create_provider
 from turnstile_server.settings import EgressSettings, Settings
 from turnstile_server.tasks.catalog import TaskCatalog
 from turnstile_server.tasks.files import Files
+from turnstile_server.tasks.grader_options import options_in_field
 from turnstile_server.tasks.images import TaskImages
 from turnstile_server.tasks.inline import find_task
 from turnstile_server.tasks.model import Task
@@ -84,11 +83,10 @@ def build_backends(settings: Settings, resolver: Resolver | None = None) -> Back
         if (problem := grading_problem(task, settings.grading)) is not None:
             raise StartupError(f"The task {task.id} cannot be used: {problem}")
         _check_network(task, settings.egress)
-    if SWEBENCH.kind not in settings.tasks.package_pythons and tasks.graded_by("swe"):
-        install = python_of(SWEBENCH, settings.tasks.package_pythons, ()).install
-        _LOG.warning(
-            "tasks of SWE-bench rows will have no reward, unless this Python has the package swebench: %s", install
-        )
+    for name in sorted(tasks.graders):
+        options = options_in_field(name)
+        if options is not None and (warning := options.start_warning(settings.tasks)) is not None:
+            _LOG.warning("%s", warning)
     own_tools = OwnToolCatalog(settings.tools)
     for task in tasks.in_memory:
         own_tools.add_task(task.id, task.tools)

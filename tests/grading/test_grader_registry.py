@@ -15,10 +15,10 @@ from turnstile_server.backends import build_backends
 from turnstile_server.errors import StartupError, TaskFailed, Unprocessable
 from turnstile_server.grading.protocol import Component, ComponentGrader, GradingTools, Work
 from turnstile_server.grading.settings_check import grading_problem
+from turnstile_server.kinds.swe.options import END_MARKER, START_MARKER
 from turnstile_server.settings import GradingSettings, Settings
 from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.part import GraderOptions
-from turnstile_server.tasks.swe import END_MARKER, START_MARKER
 
 pytestmark = pytest.mark.anyio
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from turnstile_server.grading.r2e_log import differences, doubts, outcomes, plain
+from turnstile_server.kinds.r2e.test_log import differences, doubts, outcomes, plain
 
 HEAD = "r2e_tests/test_1.py ..F  [100%]\n=========== short test summary info ===========\n"
 LINES = (

@@ -36,7 +36,7 @@ from turnstile_server.grading.programs import IMAGE_TESTS, INSIDE
 from turnstile_server.grading.repository_tests import read_suite
 from turnstile_server.grading.verdict import HiddenTestsVerdict
 from turnstile_server.sandboxes.protocol import ExecResult
-from turnstile_server.tasks.model import HiddenTests
+from turnstile_server.tasks.hidden_tests import HiddenTests
 from turnstile_server.tasks.repository_run import file_of, owned_by_tests, protected_globs
 
 NONCE = b"n" * 32

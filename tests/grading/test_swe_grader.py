@@ -28,9 +28,9 @@ from turnstile_server.grading.grader import TaskGrader
 from turnstile_server.grading.leaks import patch_texts
 from turnstile_server.grading.package_processes import PackageProcesses
 from turnstile_server.grading.protocol import Work
-from turnstile_server.grading.swe import SWEBENCH
 from turnstile_server.integrations.package_process import PackageBroken, PackagePython, listed
 from turnstile_server.kinds.packages.packages import PACKAGES
+from turnstile_server.kinds.swe.options import SWEBENCH
 from turnstile_server.sandboxes.protocol import Command, ExecResult, Sandbox, SandboxSpec
 from turnstile_server.settings import GradingSettings, Settings, TaskSettings
 from turnstile_server.tasks.model import Task

@@ -15,7 +15,7 @@ from turnstile_server.control.catalog import task_info
 from turnstile_server.errors import TaskFailed
 from turnstile_server.grading.own_programs import runs_the_work
 from turnstile_server.sandboxes.helper_sandbox import HelperSandbox
-from turnstile_server.tasks.model import HiddenTests
+from turnstile_server.tasks.hidden_tests import HiddenTests
 
 
 @pytest.mark.parametrize(

@@ -108,9 +108,15 @@ def task_file(folder: Path, grader: str) -> Path:
     return file
 
 
+def row_file(folder: Path) -> Path:
+    file = folder / "rows.jsonl"
+    file.write_text(json.dumps({"question": "What is it?", "reference": "a row"}) + "\n")
+    return file
+
+
 def check_episodes(episodes: list[dict[str, Any]], rows: list[list[str]]) -> None:
     found = {each["task"]["id"]: each["episode"] for each in episodes}
-    assert set(found) == {"sum-0", "sum-1", "short"}
+    assert set(found) == {"sum-0", "sum-1", "short", "question-0"}
     assert {each["status"] for each in found.values()} == {"completed"}
     assert found["short"]["grading"]["summary"] == ["short: the answer has 0 characters, at most 3 are wanted"]
     trained = sorted(int(row[-1]) for row in rows)
@@ -131,6 +137,7 @@ def test_the_package_declares_a_part_of_every_group_and_the_doctor_finds_each(in
 def test_parts_of_a_package_are_used_by_their_names(installed: Used) -> None:
     episodes, rows = installed.play(
         *("--tasks", "sums:2", "--tasks", task_file(installed.folder, "brevity")),
+        *("--tasks", f"rows:{row_file(installed.folder)}"),
         *("--engine", "uniform", "--sandbox", "frugal", "--agent", "one-line", "--format", "counts"),
     )
     check_episodes(episodes, rows)
@@ -144,6 +151,7 @@ def test_parts_that_no_package_declares_are_used_by_their_places(named: Used) ->
     module.write_text(f"from pathlib import Path\nSPEC = Path({str(specs / 'a.yaml')!r})\n")
     episodes, rows = named.play(
         *("--tasks", "example_parts.sums:Sums=sums:2"),
+        *("--tasks", f"rows:{row_file(named.folder)}?kind=example_parts.questions:ROWS"),
         *("--tasks", task_file(named.folder, "example_parts.brevity:BrevityGrader")),
         *("--engine", "example_parts.uniform:UniformEngine"),
         *("--sandbox", "example_parts.frugal:FrugalProvider.from_setup"),
@@ -183,6 +191,7 @@ def test_a_part_that_cannot_be_loaded_is_told_with_its_package_and_stops_nothing
         assert "acme-parts 1.2, absent_module:Part" in " ".join(done.stderr.split())
     episodes, rows = used.play(
         *("--tasks", "sums:2", "--tasks", task_file(used.folder, "brevity")),
+        *("--tasks", f"rows:{row_file(used.folder)}"),
         *("--engine", "uniform", "--sandbox", "frugal", "--agent", "one-line", "--format", "counts"),
     )
     check_episodes(episodes, rows)

@@ -11,10 +11,17 @@ from rows_support import without, written
 
 from turnstile_server.control.catalog import task_info
 from turnstile_server.errors import StartupError
+from turnstile_server.kinds.r2e.options import R2eTests
 from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.registry import load_tasks
 
 COMMIT = "a" * 40
+
+
+def r2e_of(task: Task) -> R2eTests:
+    found = task.grading["r2e"]
+    assert isinstance(found, R2eTests)
+    return found
 
 
 def line(kind: str, content: str) -> dict[str, str]:
@@ -96,8 +103,7 @@ def test_a_row_has_its_image_its_issue_its_outcomes_and_the_commit_without_tests
     task = one(tmp_path, r2e())
     assert (task.id, task.image, task.workdir) == ("ink-aaaaaaaaaaaa", f"quill/ink_final:{COMMIT}", "/testbed")
     assert task.instruction.endswith("\n\nThe {pen} leaks.")
-    assert task.r2e is not None
-    assert task.r2e.expected == {"TestPen.test_dry": "PASSED", "test_wet - no": "FAILED"}
+    assert r2e_of(task).expected == {"TestPen.test_dry": "PASSED", "test_wet - no": "FAILED"}
     assert task.gold is not None
     assert task.gold.patch == PATCH
     assert (task.graders, task.trust, task.git_history) == (("r2e",), "in_process", "one_commit")
@@ -123,8 +129,7 @@ def test_a_mapping_shows_nobody_the_answer(column: str, tmp_path: Path) -> None:
 
 def test_a_mapping_changes_image_folder_and_time(tmp_path: Path) -> None:
     task = one(tmp_path, r2e(), "?image=mine/{repo_name}:1&workdir=/code&timeout_s=9")
-    assert task.r2e is not None
-    assert (task.image, task.workdir, task.r2e.timeout_s) == ("mine/ink:1", "/code", 9)
+    assert (task.image, task.workdir, r2e_of(task).timeout_s) == ("mine/ink:1", "/code", 9)
     assert task.env["PATH"].startswith("/code/.venv/bin:")
     said = refused(tmp_path, r2e(), options="?test_cmd=pytest&log_parser=parse_log_pytest")
     assert [part.split(": ")[1] for part in said] == ["test_cmd", "log_parser"]

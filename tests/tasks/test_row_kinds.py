@@ -11,6 +11,7 @@ from rows_support import F2P, P2P, PATCH, SCRIPT, classic, five, without, writte
 
 from turnstile_server.control.catalog import task_info
 from turnstile_server.errors import StartupError
+from turnstile_server.kinds.swe.options import SweTests
 from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.registry import load_tasks
 
@@ -44,6 +45,12 @@ REBENCH = {
 NEMO = {"responses_create_params": {"metadata": {"instance_dict": json.dumps(five()), "golden_patch": PATCH}}}
 
 
+def swe_of(task: Task) -> SweTests:
+    found = task.grading["swe"]
+    assert isinstance(found, SweTests)
+    return found
+
+
 def one(tmp_path: Path, row: dict[str, Any], options: str = "") -> Task:
     (task,) = load_tasks([written(tmp_path / "rows.jsonl", [row]) + options])
     return task
@@ -73,9 +80,8 @@ def test_a_row_of_each_kind_is_recognised_and_has_its_image_its_folder_and_its_t
     row, options, image, workdir = ROWS[kind]
     task = one(tmp_path, row, options)
     assert (task.image, task.workdir, task.image_files, task.git_history) == (image, workdir, True, "one_commit")
-    assert task.swe is not None
-    assert (list(task.swe.fail_to_pass), list(task.swe.pass_to_pass)) == (F2P, P2P)
-    assert task.swe.log_parser == "parse_log_pytest"
+    assert (list(swe_of(task).fail_to_pass), list(swe_of(task).pass_to_pass)) == (F2P, P2P)
+    assert swe_of(task).log_parser == "parse_log_pytest"
     assert task.graders == ("swe",)
     assert task.trust == "in_process"
     assert task.gold is not None
@@ -95,18 +101,16 @@ def test_a_bug_that_the_patch_makes_is_there_at_the_start_and_the_tests_that_sho
     tmp_path: Path,
 ) -> None:
     task = one(tmp_path, SMITH)
-    assert task.swe is not None
     assert PATCH in task.setup[0]
     assert task.setup[1] == "rm -f -- tests/test_a.py"
-    assert "git checkout HEAD -- tests/test_a.py" in task.swe.eval_script
+    assert "git checkout HEAD -- tests/test_a.py" in swe_of(task).eval_script
     assert task.id.startswith("quill__ink-1fd52536-")  # a task's id has no dots
     assert task.metadata["instance_id"] == SMITH["instance_id"]
 
 
 def test_the_script_of_an_older_row_puts_the_tests_back_and_applies_the_test_patch(tmp_path: Path) -> None:
     task = one(tmp_path, GYM)
-    assert task.swe is not None
-    script = task.swe.eval_script
+    script = swe_of(task).eval_script
     order = [f"git checkout {'0' * 40} -- tests/test_a.py", "git apply", "Start Test Output", "pytest", "End Test"]
     positions = [script.index(part) for part in order]
     assert positions == sorted(positions)
@@ -119,8 +123,7 @@ def test_tests_may_be_a_list_or_one_in_text_under_a_name_of_any_case(
     name: str, value: Any, tmp_path: Path
 ) -> None:
     task = one(tmp_path, {**without(five(), "FAIL_TO_PASS"), name: value})
-    assert task.swe is not None
-    assert list(task.swe.fail_to_pass) == F2P
+    assert list(swe_of(task).fail_to_pass) == F2P
 
 
 def test_a_mapping_says_what_other_rows_call_their_columns(tmp_path: Path) -> None:
@@ -140,9 +143,8 @@ def test_a_mapping_says_what_other_rows_call_their_columns(tmp_path: Path) -> No
         "columns: {instance_id: key, patch: fix, FAIL_TO_PASS: checks, eval_script: sh}\n"
     )
     task = one(tmp_path, row, f"?map={mapping}")
-    assert task.swe is not None
     assert (task.image, task.workdir, task.instruction) == ("reg.example/a_1776_b:1", "/hard", "Do this: Mend it.")
-    assert (task.swe.timeout_s, task.metadata["level"]) == (9, "hard")
+    assert (swe_of(task).timeout_s, task.metadata["level"]) == (9, "hard")
 
 
 def test_a_mapping_shows_nobody_the_answer(tmp_path: Path) -> None:

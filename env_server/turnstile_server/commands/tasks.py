@@ -28,8 +28,6 @@ from turnstile_server.tasks.registry import load_tasks
 
 WHOLE_LINES = 10_000
 """Columns of a pipe: more than any line has."""
-TESTS = ("r2e", "script", "swe", "tests")
-"""Components of which a task says what it trusts."""
 FAILED = 1
 USAGE = 2
 
@@ -45,9 +43,7 @@ def list_tasks(sources: Sources = None) -> None:
     made = table("id", "difficulty", "graded by", "tags", "instruction")
     for task in found:
         names = sorted(task.graders, reverse=True)
-        graded = " and ".join(
-            f"{each} (in process)" if each in TESTS and task.in_process else each for each in names
-        )
+        graded = " and ".join(f"{each} (in process)" if task.trusts(each) else each for each in names)
         first = task.instruction.strip().splitlines()[0]
         made.add_row(
             task.id, task.difficulty or "", graded or "nothing", one_line(", ".join(task.tags)), one_line(first)

@@ -41,7 +41,8 @@ from turnstile_server.grading.verdict import (
 )
 from turnstile_server.sandboxes.protocol import IMAGE_PYTHON, Command, Sandbox, User
 from turnstile_server.tasks.git_history import keep_one_commit
-from turnstile_server.tasks.model import HiddenTests, Task
+from turnstile_server.tasks.hidden_tests import HiddenTests
+from turnstile_server.tasks.model import Task
 
 TESTS = f"{PLACE}/tests"
 START = f"{PLACE}/start"

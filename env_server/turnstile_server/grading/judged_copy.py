@@ -31,7 +31,7 @@ from turnstile_server.spans import OpenSpan, nested
 from turnstile_server.tasks.files import Files
 from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.tarball import pack
-from turnstile_server.tasks.workspace import prepare_workspace
+from turnstile_server.tasks.workspace import not_work_of, prepare_workspace
 
 WORK = f"{PLACE}/work"
 RESULT_BYTES = 16 << 20
@@ -197,7 +197,7 @@ class JudgedCopies:
             "protected": judge.protected,
             # With a history that was made for the agent alone, every file of git differs.
             "git": task.git_history == "keep",
-            "not_work": task.not_work,
+            "not_work": not_work_of(task),
             "max_changed": self._settings.max_changed_files,
             "max_shown": self._settings.max_shown,
         }

@@ -24,7 +24,8 @@ from turnstile_server.grading.protocol import Component, GradingTools
 from turnstile_server.grading.verdict import CANNOT_RUN, MAX_TEXT, DiffVerdict, HiddenTestsVerdict, storable
 from turnstile_server.sandboxes.protocol import Command, ExecResult, Sandbox, User
 from turnstile_server.tasks.git_history import keep_one_commit
-from turnstile_server.tasks.model import HiddenTests, Task
+from turnstile_server.tasks.hidden_tests import HiddenTests
+from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.repository_run import file_of, owned_by_tests, protected_globs
 from turnstile_server.tasks.tarball import read_files
 

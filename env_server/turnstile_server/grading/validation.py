@@ -32,8 +32,6 @@ from turnstile_server.tasks.tarball import read_files
 from turnstile_server.tasks.workspace import fetch_work, prepare_for_agent
 
 GOLD, NOTHING = "gold", "nothing"
-TESTS = ("tests", "swe", "r2e")
-"""Graders that say which tests failed."""
 
 
 class ProofVerdict(StrEnum):
@@ -315,7 +313,16 @@ def outcome(grade: Grade) -> tuple[float | None, Mapping[str, float], list[str]]
 
 
 def failed_tests(grade: Grade) -> list[str]:
-    return sorted(one["id"] for name in TESTS for one in grade.detail.get(name, {}).get("failed", ()))
+    return sorted(one["id"] for tests in _of_tests(grade).values() for one in tests.get("failed", ()))
+
+
+def _of_tests(grade: Grade) -> dict[str, Mapping[str, Any]]:
+    """Details of graders that run tests and say which failed, by component."""
+    return {
+        name: found
+        for name, found in grade.detail.items()
+        if name != "script" and isinstance(found, Mapping) and "trust" in found
+    }
 
 
 def _why(grade: Grade) -> str:
@@ -323,8 +330,7 @@ def _why(grade: Grade) -> str:
     diff: Mapping[str, Any] = grade.detail.get("diff", {})
     answer: Mapping[str, Any] = grade.detail.get("answer", {})
     reasons: list[str] = []
-    for name in TESTS:
-        tests: Mapping[str, Any] = grade.detail.get(name, {})
+    for name, tests in _of_tests(grade).items():
         failed = [f"{one['id']} {one['status']}: {one['message']}" for one in tests.get("failed", ())]
         if not failed and grade.components.get(name) == 0.0:
             said = tests.get("note") or diff.get("refused") or f"exit status {tests.get('exit_code')}"

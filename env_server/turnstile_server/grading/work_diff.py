@@ -18,6 +18,7 @@ from turnstile_server.grading.verdict import CANNOT_RUN, storable
 from turnstile_server.sandboxes.protocol import Command, Sandbox
 from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.tarball import pack
+from turnstile_server.tasks.workspace import not_work_of
 
 
 class WorkDiffer:
@@ -49,7 +50,7 @@ class WorkDiffer:
             "work": f"{WORK}/work.tar",
             "root": sandbox.workdir,
             "protected": () if task.tests is None else task.tests.protected,
-            "not_work": task.not_work,
+            "not_work": not_work_of(task),
             "max_files": self._settings.shown_changes,
             "max_file_bytes": self._settings.max_read_bytes,
             "max_bytes": self._settings.shown_diff_bytes,

@@ -1,6 +1,6 @@
 """Packages with tasks or scoring of their own, each in its own Python: swebench, verifiers, Inspect.
 
-Their dependencies are not the server's, so no code of theirs is imported here: ``package_process`` starts one of
-``programs/`` in the Python that has the package, and speaks JSON lines with it. What becomes of their tasks:
-``kinds/packages/source.py``; of their scores: ``kinds/packages/grader.py``, ``grading/swe.py``.
+Their dependencies are not the server's, so no code of theirs is imported here: ``package_process`` starts a
+program of ours in the Python that has the package, and speaks JSON lines with it (``programs/``). Which program,
+and what becomes of its tasks and scores, is the matter of a kind of task (``kinds/packages``, ``kinds/swe``).
 """

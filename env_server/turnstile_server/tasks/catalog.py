@@ -56,9 +56,11 @@ class TaskCatalog:
             raise NotFound(f"There is no task {task_id!r}.{hint}", detail={"close": close})
         return task if isinstance(task, Task) else self._stored(task)
 
-    def graded_by(self, grader: str) -> bool:
-        """Whether any task asks for it."""
-        return any(grader in _labels(task).get("graded_by", "").split(",") for task in self._tasks.values())
+    @property
+    def graders(self) -> set[str]:
+        """Names of the graders that tasks ask for."""
+        asked = (_labels(task).get("graded_by", "").split(",") for task in self._tasks.values())
+        return {name for names in asked for name in names if name}
 
     async def prefetch(self, task_id: str | None) -> None:
         """Reads a task of a large set in a thread, so that ``get`` finds it in memory. Raises TaskFailed."""

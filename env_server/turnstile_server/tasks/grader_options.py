@@ -8,7 +8,7 @@ installed stay as they are written: the task is refused where it is to be graded
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
 from pydantic import (
@@ -106,6 +106,31 @@ GradingEntry: TypeAlias = Annotated[
 """One entry of ``grading``; a dict where its grader is not known."""
 
 
+def gather_graders(fields: dict[str, Any], own: Collection[str]) -> dict[str, Any]:
+    """``fields`` of a task, with those that are a grader's options, by its name, among its ``grading``.
+
+    ``own``: names of fields that are the task's own.
+    """
+    moved = {
+        name: value for name, value in fields.items() if name not in own and options_in_field(name) is not None
+    }
+    grading = fields.get("grading", {})
+    if not moved or not isinstance(grading, Mapping):
+        return fields
+    kept = {name: value for name, value in fields.items() if name not in moved}
+    given = {name: value for name, value in moved.items() if value is not None}
+    return {**kept, "grading": {**grading, **given}}
+
+
+def options_in_field(name: str) -> type[GraderOptions] | None:
+    """The options that a task may write as a field ``name``; None: there is no such grader."""
+    try:
+        options: type[GraderOptions] | None = GRADERS.load(name).Options
+    except PluginError:
+        return None
+    return options if options is not None and options.in_field else None
+
+
 def name_kinds(grading: object) -> object:
     """``grading`` with ``grader`` written into each entry that is named after its grader."""
     if not isinstance(grading, Mapping):
@@ -149,4 +174,6 @@ def reads_work(entry: GradingEntry) -> bool:
 
 def field_place(loc: tuple[str | int, ...]) -> tuple[str | int, ...]:
     """The path of a field as it is written, from where pydantic places an error."""
-    return tuple(part for part in loc if part != "[key]")
+    plain = tuple(part for part in loc if part != "[key]")
+    name = plain[1] if len(plain) > 1 and plain[0] == "grading" else None
+    return plain[1:] if isinstance(name, str) and options_in_field(name) is not None else plain

@@ -6,7 +6,6 @@ Nothing of ``tests``, ``answer`` and ``gold`` ever enters a sandbox in which an 
 from __future__ import annotations
 
 import re
-from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -25,133 +24,26 @@ from turnstile.models.base import ClientId
 from turnstile_server.sandboxes.protocol import IMAGE_WORKDIR, WORKDIR
 from turnstile_server.settings.own_tools import OwnToolSpecs
 from turnstile_server.tasks.files import Files
-from turnstile_server.tasks.grader_options import GradingEntry, gives_parts, name_kinds, reads_work, unit_kind
+from turnstile_server.tasks.grader_options import (
+    GradingEntry,
+    gather_graders,
+    gives_parts,
+    name_kinds,
+    reads_work,
+    unit_kind,
+)
+from turnstile_server.tasks.hidden_tests import HiddenTests
 from turnstile_server.tasks.image_build import FolderBuild
-from turnstile_server.tasks.inner_path import InnerPath, inner_path
+from turnstile_server.tasks.inner_path import InnerPath
 from turnstile_server.tasks.network import NetworkWish
-from turnstile_server.tasks.part import TaskPart
-from turnstile_server.tasks.r2e import ENVIRONMENT, R2eTests
-from turnstile_server.tasks.repository_run import RepositoryRun, check_ids
+from turnstile_server.tasks.part import GraderOptions, ImageTests, TaskPart
 from turnstile_server.tasks.reward import RewardRules
 from turnstile_server.tasks.script import EnvName, GoldScript, ScriptTests
 from turnstile_server.tasks.steps import StepReward, TaskStep
-from turnstile_server.tasks.swe import SweTests
 from turnstile_server.worlds.definition import WorldDefinition
 
-UNITTEST_ID = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*){2,}")
-PYTEST_ID = re.compile(r"[^:\s][^:]*\.py(::[^:\s].*)+")
-
-
-INTERPRETERS = re.compile(r"(python|perl|ruby|node|php|lua)[\d.]*|sh|bash|dash|zsh|busybox")
-OWN_GRADERS = frozenset(("answer", "r2e", "script", "swe", "tests", "world"))
+OWN_GRADERS = frozenset(("answer", "script", "tests", "world"))
 """Graders that fields of a task ask for."""
-BUILDERS = frozenset(("make", "npm", "npx", "pytest", "tox", "cargo", "go", "mvn", "gradle"))
-
-
-def starts_the_work(command: tuple[str, ...]) -> str | None:
-    """The part of a command by which it visibly runs code of the work folder; None where it does not, or where
-    that cannot be seen."""
-    program, *rest = command
-    if "{tests}" in program:
-        return None
-    if "/" in program and not program.startswith("/"):
-        return program
-    name = PurePosixPath(program).name
-    if name in BUILDERS:
-        return program
-    if not INTERPRETERS.fullmatch(name):
-        return None
-    for position, word in enumerate(rest):
-        if word == "-m":
-            return " ".join(rest[position : position + 2])
-        if re.fullmatch(r"-\w*[ce]", word):
-            return None
-        if not word.startswith("-"):
-            return None if word.startswith(("{tests}", "/")) else word
-    return None
-
-
-class HiddenTests(TaskPart):
-    """Tests that the agent never sees. Reward component ``tests``: 1 when every expected id passes, else 0."""
-
-    files: Files
-    runner: Literal["unittest", "pytest", "command", "repository"] = Field(
-        "unittest",
-        description="`unittest` and `pytest` report by id; `command` passes by exit status 0 of `command`; "
-        "`repository` runs files of the work folder with the repository's own pytest.",
-    )
-    expected: tuple[str, ...] = Field(
-        (), description="Ids that must pass: `module.Class.test` (unittest), `file.py::Class::test` (pytest)."
-    )
-    command: tuple[str, ...] = Field(
-        (), description="`command`: argv, run in the work folder; `{tests}` is theirs."
-    )
-    timeout_s: float = Field(60.0, gt=0, description="Time for all of them; then they failed.")
-    import_paths: tuple[str, ...] = Field(
-        (".",), description="Folders of the work that its modules are imported from, after all others."
-    )
-    trust: Literal["boundary", "in_process"] = Field(
-        "boundary",
-        description="`boundary`: the work runs apart from what judges it; `in_process`: tests import and run it.",
-    )
-    protected: tuple[str, ...] = Field(
-        (), description="Paths (globs) of the work folder whose changes are left out of the diff."
-    )
-    repository: RepositoryRun = Field(RepositoryRun(), description="More of `runner: repository`.")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _trusts_the_work(cls, fields: object) -> object:
-        """A repository's suite runs the work in its own process: there is no other way."""
-        if isinstance(fields, dict) and fields.get("runner") == "repository":
-            return {"trust": "in_process", **fields}
-        return fields
-
-    @field_validator("import_paths")
-    @classmethod
-    def _inside(cls, paths: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(path if path == "." else inner_path(path) for path in paths)
-
-    @model_validator(mode="after")
-    def _complete(self) -> Self:
-        if self.runner == "command":
-            if not self.command:
-                raise ValueError("runner: command needs `command`")
-            if self.expected:
-                raise ValueError("runner: command passes by exit status; it has no `expected`")
-            if self.trust == "boundary" and (part := starts_the_work(self.command)) is not None:
-                raise ValueError(
-                    f"`command` runs {part!r} of the work itself, as the user that judges: start a program of the "
-                    "hidden tests (`{tests}/…`) that runs the work by `$AS_WORK` or `turnstile_tests.run`, or say "
-                    "`trust: in_process`"
-                )
-            return self
-        if self.command:
-            raise ValueError(f"runner: {self.runner} has no `command`")
-        if not self.expected:
-            raise ValueError(f"runner: {self.runner} needs `expected`, the ids that must pass")
-        if self.runner == "repository":
-            return self  # the next check's
-        if len(set(self.expected)) != len(self.expected):
-            raise ValueError("`expected` names an id twice")
-        shape = UNITTEST_ID if self.runner == "unittest" else PYTEST_ID
-        for test in self.expected:
-            if not shape.fullmatch(test):
-                example = "`module.Class.test`" if self.runner == "unittest" else "`file.py::Class::test`"
-                raise ValueError(f"expected id {test!r} does not look like {example}")
-        return self
-
-    @model_validator(mode="after")
-    def _complete_repository(self) -> Self:
-        if self.runner == "repository":
-            if self.trust != "in_process":
-                raise ValueError("runner: repository runs the work in the suite's process: `trust: in_process`")
-            check_ids(self.expected, "expected")
-            if both := set(self.expected) & set(self.repository.keep):
-                raise ValueError(f"{min(both)!r} is in `expected` and in `repository.keep`")
-        elif self.repository != RepositoryRun():
-            raise ValueError("`repository` is for runner: repository")
-        return self
 
 
 class Answer(TaskPart):
@@ -220,18 +112,14 @@ def _no_text(steps: object) -> object:
 
 def _own_graders(
     answer: Answer | None,
-    r2e: R2eTests | None,
     script: ScriptTests | None,
-    swe: SweTests | None,
     tests: HiddenTests | None,
     world: WorldDefinition | None,
 ) -> tuple[str, ...]:
     """The graders that fields of a task ask for."""
     asked = (
         ("answer", answer is not None),
-        ("r2e", r2e is not None),
         ("script", script is not None),
-        ("swe", swe is not None),
         ("tests", tests is not None),
         ("world", world is not None and world.graded),
     )
@@ -266,11 +154,9 @@ class Task(TaskPart):
         (), description="Played one after another; instruction, script and gold are the first one's. Not in files."
     )
     step_reward: StepReward = Field("mean", description="How the steps' rewards make the task's.")
-    swe: SweTests | None = None
-    r2e: R2eTests | None = None
     answer: Answer | None = None
     grading: Annotated[dict[str, GradingEntry], BeforeValidator(name_kinds)] = Field(
-        default_factory=dict, description="Further graders by name, each with its options (grading/registry.py)."
+        default_factory=dict, description="Further graders by name, each with its options."
     )
     tools: OwnToolSpecs = Field(
         OwnToolSpecs(), description="Tools of its own, beside the server's. Not in inline tasks."
@@ -289,6 +175,14 @@ class Task(TaskPart):
     difficulty: Literal["easy", "medium", "hard"] | None = None
     tags: tuple[str, ...] = ()
     metadata: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _graders_in_fields(cls, fields: object) -> object:
+        """The options of a grader that are written as a field of its name are an entry of ``grading``."""
+        if not isinstance(fields, dict):
+            return fields
+        return gather_graders(fields, cls.model_fields.keys())
 
     @field_validator("wrong")
     @classmethod
@@ -324,9 +218,14 @@ class Task(TaskPart):
 
     @property
     def graders(self) -> tuple[str, ...]:
-        """Names of the graders that the task asks for, as in grading/registry.py. Each gives one component."""
-        own = _own_graders(self.answer, self.r2e, self.script, self.swe, self.tests, self.world)
+        """Names of the graders that the task asks for. Each gives one component."""
+        own = _own_graders(self.answer, self.script, self.tests, self.world)
         return (*own, *self.grading)
+
+    @property
+    def options(self) -> tuple[GraderOptions, ...]:
+        """The entries of ``grading`` whose grader is known."""
+        return tuple(entry for entry in self.grading.values() if isinstance(entry, GraderOptions))
 
     def at_step(self, index: int) -> Task:
         """The task that its step ``index`` is by itself: to be asked and graded."""
@@ -338,10 +237,19 @@ class Task(TaskPart):
     @property
     def trust(self) -> Literal["boundary", "in_process"] | None:
         """How far what judges trusts the work; None where nothing of it is run. What a script runs cannot be seen,
-        and the work writes the log of tests of SWE-bench and R2E-Gym, so all count as in process."""
-        if self.script is not None or self.swe is not None or self.r2e is not None:
+        so it counts as in process."""
+        if self.script is not None or any(each.in_process for each in self.options):
             return "in_process"
         return None if self.tests is None else self.tests.trust
+
+    def trusts(self, grader: str) -> bool:
+        """True where the work runs with the rights of the task's grader of this name."""
+        entry = self.grading.get(grader)
+        if isinstance(entry, GraderOptions):
+            return entry.in_process
+        return grader == "script" or (
+            grader == "tests" and self.tests is not None and self.tests.trust == "in_process"
+        )
 
     @property
     def in_process(self) -> bool:
@@ -371,7 +279,8 @@ class Task(TaskPart):
     @property
     def grades_tests(self) -> bool:
         """Whether tests of any kind run on the work."""
-        return any(judge is not None for judge in (self.tests, self.script, self.swe, self.r2e))
+        own = self.tests is not None or self.script is not None
+        return own or any(each.runs_tests for each in self.options)
 
     @property
     def grades_files(self) -> bool:
@@ -379,9 +288,9 @@ class Task(TaskPart):
         return self.grades_tests or any(map(reads_work, self.grading.values()))
 
     @property
-    def not_work(self) -> tuple[str, ...]:
-        """Names in the work folder that are the image's alone: not fetched, nor taken over from a work."""
-        return () if self.r2e is None else (ENVIRONMENT,)
+    def image_tests(self) -> tuple[ImageTests, ...]:
+        """What its image holds of hidden tests."""
+        return tuple(each.image_tests for each in self.options if each.image_tests is not None)
 
     @property
     def offers_sandbox(self) -> bool:

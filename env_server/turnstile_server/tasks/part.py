@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict
 
-from turnstile_server.settings import GradingSettings
+from turnstile_server.settings import GradingSettings, TaskSettings
 
 
 class TaskPart(BaseModel):
@@ -17,12 +18,35 @@ class TaskPart(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+@dataclass(frozen=True, slots=True)
+class ImageTests:
+    """What a task's image holds of the hidden tests, and of what runs them.
+
+    ``folders``: those that an agent's sandbox hides. ``removal``: the command that removes the rest from the work
+    folder, run there before an agent is. ``not_work``: names in the work folder that are the image's alone: not
+    fetched, nor taken over from a work. ``passable``: folders on the way to what the image runs.
+    """
+
+    folders: tuple[str, ...] = ()
+    removal: tuple[str, ...] = ()
+    not_work: tuple[str, ...] = ()
+    passable: tuple[str, ...] = ()
+
+
 class GraderOptions(TaskPart):
     """Options of one entry of ``grading``, that of a grader."""
 
     grader: str
     parts: ClassVar[bool] = False
     """It may give several components, under names of their own, and values outside of [0, 1]."""
+    in_field: ClassVar[bool] = False
+    """A task may also write them as a field of its own, by the name of the grader."""
+    runs_tests: ClassVar[bool] = False
+    """Tests run on the work: its task needs a sandbox."""
+    in_process: ClassVar[bool] = False
+    """The work runs with the rights of what judges it."""
+    image_tests: ClassVar[ImageTests | None] = None
+    """What is to be kept from the agent in its sandbox; None: nothing."""
 
     @classmethod
     def of_entry(cls, entry: Mapping[str, object]) -> Self:
@@ -37,6 +61,16 @@ class GraderOptions(TaskPart):
     def below(self, folder: Path) -> Self:
         """The same with its files below ``folder``, that of the task file."""
         return self
+
+    @property
+    def time_s(self) -> float | None:
+        """Seconds that its tests may take, which the time of a whole grading must exceed; None: not said."""
+        return None
+
+    @classmethod
+    def start_warning(cls, settings: TaskSettings) -> str | None:
+        """What a server lacks to grade any such task, as a sentence for its log; None: nothing that is known."""
+        return None
 
     def problem(self, settings: GradingSettings) -> str | None:
         """Why a server with these settings cannot grade by it: the field, a colon, a sentence. None: it can."""

@@ -20,7 +20,6 @@ from turnstile_server.sandboxes.protocol import (
     User,
 )
 from turnstile_server.settings import EgressSettings, SandboxSettings, TaskSettings
-from turnstile_server.tasks import r2e
 from turnstile_server.tasks.files import Files
 from turnstile_server.tasks.git_history import keep_one_commit
 from turnstile_server.tasks.model import SandboxWish, Task
@@ -67,14 +66,13 @@ def sandbox_spec(
         image=task.image,
         workdir=task.workdir,
         image_files=task.image_files,
-        # Where uv puts the interpreters that `.venv` leads to.
-        passable=() if task.r2e is None else ("/root",),
+        passable=tuple(folder for held in task.image_tests for folder in held.passable),
         mounts=mounts,
         network=network_policy(task.network, egress),
         folders=(
             *(() if task.script is None else SCRIPT_FOLDERS),
             # An empty folder of memory hides the image's own.
-            *(() if task.r2e is None or grades else (r2e.HIDDEN_TESTS,)),
+            *(folder for held in task.image_tests for folder in held.folders if not grades),
         ),
         env=tuple(sorted(task.env.items())),
     )
@@ -116,14 +114,18 @@ async def prepare_for_agent(
 async def remove_tests(sandbox: Sandbox, task: Task) -> None:
     """Removes what the image has of the hidden tests and of their runs in the work folder. Raises TaskFailed,
     SandboxFailed."""
-    if task.r2e is None:
-        return
-    result = await sandbox.exec(
-        Command(("/bin/sh", "-c", r2e.CLEAR, "sh", *r2e.OF_THE_IMAGE), timeout_s=task.setup_timeout_s)
-    )
-    if result.exit_code != 0:
-        said = result.stderr[-_TAIL:].decode(errors="replace").strip()
-        raise TaskFailed(f"the hidden tests of task {task.id} cannot be removed from its work folder: {said}")
+    for held in task.image_tests:
+        if not held.removal:
+            continue
+        result = await sandbox.exec(Command(held.removal, timeout_s=task.setup_timeout_s))
+        if result.exit_code != 0:
+            said = result.stderr[-_TAIL:].decode(errors="replace").strip()
+            raise TaskFailed(f"the hidden tests of task {task.id} cannot be removed from its work folder: {said}")
+
+
+def not_work_of(task: Task) -> tuple[str, ...]:
+    """Names in the work folder that are the image's alone: not fetched, nor taken over from a work."""
+    return tuple(name for held in task.image_tests for name in held.not_work)
 
 
 async def fetch_work(sandbox: Sandbox, task: Task, max_bytes: int) -> bytes:
@@ -131,9 +133,9 @@ async def fetch_work(sandbox: Sandbox, task: Task, max_bytes: int) -> bytes:
 
     Raises SandboxFailed, and FileProblem above ``max_bytes``.
     """
-    if task.not_work:
+    if not_work := not_work_of(task):
         # What cannot be removed is fetched, and no more than that. Of the task's PATH the agent may be the master.
-        removal = ("/bin/sh", "-c", f'PATH={_SYSTEM_PATH}; exec rm -rf -- "$@"', "sh", *task.not_work)
+        removal = ("/bin/sh", "-c", f'PATH={_SYSTEM_PATH}; exec rm -rf -- "$@"', "sh", *not_work)
         await sandbox.exec(Command(removal, timeout_s=task.setup_timeout_s))
     return await sandbox.download(sandbox.workdir, max_bytes)
 

@@ -1,16 +1,23 @@
-"""The data sets that are known, as a table: how a row of each is recognised, and what it leaves unsaid.
+"""The kinds of rows, the entry points of ``turnstile.row_kinds``: how a row of a data set is recognised and read.
 
-A new one is a line in ``KINDS``. What a row's own columns say wins over the table, the user's mapping over both.
-Names of published images and of their work folders are the data sets' own; none of them was at hand to try.
+An object is a table, a tuple of ``RowKind``. The first kind whose columns a row has reads it: Turnstile's tables
+come before those of other packages, and rows in Turnstile's own format last.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
 
-PYTEST = "pytest --no-header -rA --tb=no -p no:cacheprovider {files}"
+from turnstile.plugins import BrokenPlugin, Plugins
+from turnstile_server.tasks.model import Task
+from turnstile_server.tasks.rows.files import Row
+from turnstile_server.tasks.rows.options import RowMapping
+from turnstile_server.tasks.rows.values import RowFault, task_id
+
+ROW_KINDS: Final = Plugins("turnstile.row_kinds")
 
 INSTRUCTION = (
     "Resolve the issue below in the repository in the current folder. Hidden tests check the result; do not edit "
@@ -34,85 +41,97 @@ SHOWN_COLUMNS: Final = (
 """Columns that become metadata: no other column is shown to anybody."""
 
 
+_LOG = logging.getLogger(__name__)
+
+
 @dataclass(frozen=True, slots=True)
-class RowKind:
-    """One data set."""
+class RowFields:
+    """The fields of a task that a row makes.
 
-    name: str
-    marks: frozenset[str] = frozenset()
-    """Columns that its rows have; of several kinds the first in ``KINDS`` is it."""
+    ``columns``: the column that a field came from, where that has another name, for messages.
+    """
+
+    values: Mapping[str, Any]
+    columns: Mapping[str, str] = field(default_factory=dict)
+
+
+class RowKind(Protocol):
+    """The rows of one data set. Pure and stateless."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def marks(self) -> frozenset[str]:
+        """Columns that its rows have."""
+        ...
+
+    @property
+    def without(self) -> frozenset[str]:
+        """Columns that they do not have."""
+        ...
+
+    def read(self, row: Row, number: int, mapping: RowMapping) -> RowFields | list[RowFault]:
+        """The fields of the row's task, or everything that is wrong with the row.
+
+        ``number``: its position. The row has the columns that ``mapping`` renames under our names, too.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PlainRows:
+    """Rows in Turnstile's own format; an answer may be a plain text, and the id may be left out."""
+
+    name: str = "task"
+    marks: frozenset[str] = frozenset({"instruction"})
     without: frozenset[str] = frozenset()
-    """Columns that they do not have."""
-    image: str | None = None
-    """Template; None: a column says it."""
-    workdir: str = "/testbed"
-    test_cmd: str | None = None
-    """None: rows without a script cannot be judged unless the user says how."""
-    log_parser: str | None = None
-    makes_bug: bool = False
-    """``patch`` makes the bug in an image that has none: it is applied at the start; the solution undoes it."""
-    wrapped: str | None = None
-    """Dotted path of the object that holds the row itself (as an object or as JSON in text)."""
-    refused: str | None = None
-    """Why its rows cannot be judged here."""
+
+    def read(self, row: Row, number: int, mapping: RowMapping) -> RowFields | list[RowFault]:
+        """See ``RowKind``."""
+        fields = {name: value for name, value in row.items() if name in Task.model_fields and value is not None}
+        if isinstance(fields.get("answer"), str | int | float):
+            fields["answer"] = (
+                {"value": fields["answer"]}
+                if isinstance(fields["answer"], str)
+                else {"kind": "numeric", "value": float(fields["answer"])}
+            )
+        fields["id"] = task_id(str(fields["id"])) if "id" in fields else f"row-{number}"
+        return RowFields(fields)
 
 
-KINDS: Final[tuple[RowKind, ...]] = (
-    RowKind(
-        "nemotron-scripts",
-        frozenset({"test_script", "regression_script"}),
-        refused="its tests are scripts for Singularity images (.sif), judged by exit status",
-    ),
-    RowKind(
-        "nemo-gym",
-        frozenset({"responses_create_params"}),
-        wrapped="responses_create_params.metadata.instance_dict",
-    ),
-    RowKind(
-        "multi-swe-bench",
-        frozenset({"org", "number", "fix_patch"}),
-        refused="its log parsers are those of the package multi-swe-bench, one per repository",
-    ),
-    RowKind(
-        "r2e-gym",
-        frozenset({"docker_image", "expected_output_json"}),
-    ),
-    RowKind("swe-bench-5", frozenset({"instance_id", "eval_script", "log_parser"})),
-    RowKind(
-        "swe-bench-pro",
-        frozenset({"instance_id", "selected_test_files_to_run", "dockerhub_tag"}),
-        image="jefzda/sweap-images:{dockerhub_tag}",
-        workdir="/app",
-    ),
-    RowKind("swe-rebench", frozenset({"instance_id", "install_config"})),
-    RowKind(
-        "swe-smith",
-        frozenset({"instance_id", "image_name", "patch"}),
-        without=frozenset({"test_patch", "base_commit"}),
-        test_cmd=PYTEST,
-        log_parser="parse_log_pytest",
-        makes_bug=True,
-    ),
-    RowKind(
-        "swe-gym",
-        frozenset({"instance_id", "base_commit", "test_patch"}),
-        without=frozenset({"environment_setup_commit"}),
-        image="xingyaoww/sweb.eval.x86_64.{instance_id:_s_}:latest",
-        test_cmd=PYTEST,
-        log_parser="parse_log_pytest",
-    ),
-    RowKind(
-        "swe-bench",
-        frozenset({"instance_id", "base_commit", "test_patch"}),
-        image="swebench/sweb.eval.x86_64.{instance_id:_1776_}:latest",
-    ),
-    RowKind("task", frozenset({"instruction"})),
-)
+class RowKinds:
+    """Kinds of rows, by name."""
 
-BY_NAME: Final = {kind.name: kind for kind in KINDS}
+    def __init__(self, kinds: Iterable[RowKind]) -> None:
+        self._by_name = {kind.name: kind for kind in kinds}
 
+    @classmethod
+    def named(cls, reference: str) -> RowKinds:
+        """The table, or the one kind, at ``package.module:object``. Raises BrokenPlugin."""
+        found = ROW_KINDS.find(reference).load()
+        return cls(found if isinstance(found, tuple) else (found,))
 
-def kind_of(row: Mapping[str, Any]) -> RowKind | None:
-    """The kind whose columns the row has."""
-    columns = row.keys()
-    return next((kind for kind in KINDS if kind.marks <= columns and not kind.without & columns), None)
+    @classmethod
+    def installed(cls) -> RowKinds:
+        """Every installed kind. A table that cannot be loaded is told in the log, and left out."""
+        kinds: list[RowKind] = []
+        for plugin in ROW_KINDS.declared():
+            try:
+                kinds += plugin.load()
+            except BrokenPlugin as error:
+                _LOG.warning("%s; no rows are read by it", error)
+        return cls((*kinds, PlainRows()))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._by_name)
+
+    def get(self, name: str) -> RowKind | None:
+        return self._by_name.get(name)
+
+    def kind_of(self, row: Mapping[str, Any]) -> RowKind | None:
+        """The kind whose columns the row has."""
+        columns = row.keys()
+        kinds = self._by_name.values()
+        return next((kind for kind in kinds if kind.marks <= columns and not kind.without & columns), None)

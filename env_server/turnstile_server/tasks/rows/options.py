@@ -5,8 +5,10 @@ The address of a resource server stands in this text alone, never in a mapping: 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qsl
 
 import yaml
@@ -45,6 +47,10 @@ class RowMapping(BaseModel):
     log_parser: str | None = Field(None, description="Log parser of rows that name none.")
     timeout_s: float | None = Field(None, gt=0, description="Time for the tests.")
     metadata: tuple[str, ...] = Field((), description="Further columns that `GET /tasks` shows.")
+
+    def renamed(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """The row with our names beside theirs."""
+        return {**row, **{ours: row[theirs] for ours, theirs in self.columns.items() if theirs in row}}
 
 
 @dataclass(frozen=True, slots=True)

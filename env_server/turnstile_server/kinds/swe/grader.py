@@ -12,61 +12,57 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from turnstile_server.errors import FileProblem, TaskFailed
 from turnstile_server.grading.judged_copy import JudgedCopies
-from turnstile_server.grading.package_processes import PackageProcesses
 from turnstile_server.grading.protocol import Component, ComponentGrader, GradingTools, Work
 from turnstile_server.grading.verdict import DiffVerdict, one_line, storable
-from turnstile_server.integrations.package_process import PackageError, PackageProgram
+from turnstile_server.integrations.package_process import PackageError
+from turnstile_server.kinds.swe.options import SWEBENCH, SweTests
 from turnstile_server.sandboxes.protocol import Command, ExecResult, Sandbox, User
-from turnstile_server.settings import GradingSettings
 from turnstile_server.tasks.model import Task
-from turnstile_server.tasks.swe import SweTests
 
-_HERE = Path(__file__).parent
-SWEBENCH = PackageProgram(
-    "swebench", "swebench==5.0.2", _HERE.parent / "integrations" / "programs" / "swebench_program.py"
-)
 _TAIL = 4000
 
 
 class SweGrader(ComponentGrader):
     """The component ``swe``: 1 when the work resolves the instance in full, else 0."""
 
-    def __init__(self, tools: GradingTools, name: str, options: None) -> None:
+    Options = SweTests
+
+    def __init__(self, tools: GradingTools, name: str, options: SweTests) -> None:
         self._copies = JudgedCopies(tools)
         self._tools = tools
+        self._name = name
+        self._options = options
 
     async def grade(self, task: Task, work: Work) -> Component:
         """See ``ComponentGrader``."""
-        assert task.swe is not None  # else the task does not ask for this component
-        judge = _SweJudge(task, task.swe, self._copies, self._tools.packages, self._tools.settings)
+        judge = _SweJudge(task, self._name, self._options, self._copies, self._tools)
         return await self._copies.judged(task, work, judge)
 
 
 class _SweJudge:
     """A ``CopyJudge``."""
 
-    component = "swe"
     protected = (".git", "*/.git")
     elsewhere = False
 
     def __init__(
         self,
         task: Task,
+        name: str,
         swe: SweTests,
         copies: JudgedCopies,
-        packages: PackageProcesses,
-        settings: GradingSettings,
+        tools: GradingTools,
     ) -> None:
+        self.component = name
         self._task = task
         self._swe = swe
         self._copies = copies
-        self._packages = packages
-        self._settings = settings
+        self._packages = tools.packages
+        self._settings = tools.settings
         self._row = _row_of(task, swe)
 
     async def prepare(self, sandbox: Sandbox) -> None:
@@ -147,11 +143,11 @@ class _SweJudge:
         return f"swebench finds no result in the log{kind}, but one in that of the untouched task"
 
     def _none(self, diff: DiffVerdict, detail: dict[str, Any], note: str) -> Component:
-        summary = (*diff.summary, one_line(f"swe: {note}"))
+        summary = (*diff.summary, one_line(f"{self.component}: {note}"))
         return Component(0.0, self._found(diff, {**detail, "note": note}), summary, spoiled=True)
 
     def _found(self, diff: DiffVerdict, detail: dict[str, Any]) -> dict[str, Any]:
-        return {"diff": dict(diff.detail), "swe": storable(detail)}
+        return {"diff": dict(diff.detail), self.component: storable(detail)}
 
 
 def _row_of(task: Task, swe: SweTests) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import re
 import shlex
 from collections.abc import Sequence
 
-from turnstile_server.tasks.swe import END_MARKER, START_MARKER
+from turnstile_server.kinds.swe.options import END_MARKER, START_MARKER
 
 _DELIMITER = "EOF_114329324912"
 _CONDA = "/opt/miniconda3/bin/activate"

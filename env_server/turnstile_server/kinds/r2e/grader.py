@@ -15,14 +15,14 @@ import secrets
 from typing import Any
 
 from turnstile_server.errors import TaskFailed
-from turnstile_server.grading import r2e_log
 from turnstile_server.grading.judged_copy import JudgedCopies
 from turnstile_server.grading.protocol import Component, ComponentGrader, GradingTools, Work
 from turnstile_server.grading.verdict import DiffVerdict, one_line, storable
+from turnstile_server.kinds.r2e import test_log
+from turnstile_server.kinds.r2e.options import ENVIRONMENT, HIDDEN_TESTS, LINK, OF_THE_IMAGE, SCRIPT, R2eTests
 from turnstile_server.sandboxes.protocol import Command, ExecResult, Sandbox
 from turnstile_server.tasks.git_history import keep_one_commit
 from turnstile_server.tasks.model import Task
-from turnstile_server.tasks.r2e import ENVIRONMENT, HIDDEN_TESTS, LINK, OF_THE_IMAGE, SCRIPT, R2eTests
 from turnstile_server.tasks.repository_run import protected_globs
 from turnstile_server.tasks.workspace import remove_tests
 
@@ -43,24 +43,28 @@ _RUN = f'rm -rf {LINK} && ln -s {HIDDEN_TESTS} {LINK} && exec /bin/bash "$0" 2>&
 class R2eGrader(ComponentGrader):
     """The component ``r2e``: 1 when all tests and no others report what they must, else 0."""
 
-    def __init__(self, tools: GradingTools, name: str, options: None) -> None:
+    Options = R2eTests
+
+    def __init__(self, tools: GradingTools, name: str, options: R2eTests) -> None:
         self._copies = JudgedCopies(tools)
         self._tools = tools
+        self._name = name
+        self._options = options
 
     async def grade(self, task: Task, work: Work) -> Component:
         """See ``ComponentGrader``."""
-        assert task.r2e is not None  # else the task does not ask for this component
-        return await self._copies.judged(task, work, _R2eJudge(task, task.r2e, self._copies, self._tools))
+        judge = _R2eJudge(task, self._name, self._options, self._copies, self._tools)
+        return await self._copies.judged(task, work, judge)
 
 
 class _R2eJudge:
     """A ``CopyJudge``."""
 
-    component = "r2e"
     protected = (*protected_globs(OF_THE_IMAGE), *_FRAMEWORK, ".git", "*/.git")
     elsewhere = False
 
-    def __init__(self, task: Task, tests: R2eTests, copies: JudgedCopies, tools: GradingTools) -> None:
+    def __init__(self, task: Task, name: str, tests: R2eTests, copies: JudgedCopies, tools: GradingTools) -> None:
+        self.component = name
         self._task = task
         self._tests = tests
         self._copies = copies
@@ -88,11 +92,11 @@ class _R2eJudge:
         detail: dict[str, Any] = {"trust": "in_process", "exit_code": result.exit_code, "output": log[-_TAIL:]}
         if result.timed_out:
             return self._none(diff, detail, f"the tests ran longer than {self._tests.timeout_s:g} s")
-        found = r2e_log.outcomes(log)
+        found = test_log.outcomes(log)
         if not found:
             await self._untouched()
             return self._none(diff, detail, "there is no result in the log, but one in that of the untouched task")
-        unequal = r2e_log.differences(found, self._tests.expected)
+        unequal = test_log.differences(found, self._tests.expected)
         failed = [
             {
                 "id": test,
@@ -104,8 +108,8 @@ class _R2eJudge:
         expected = len(self._tests.expected)
         matching = expected - sum(wanted is not None for _, wanted in unequal.values())
         detail |= {"expected": expected, "passed": matching, "failed": failed[: self._tools.settings.max_shown]}
-        if not failed and (doubts := r2e_log.doubts(log)):
-            own = r2e_log.doubts(await self._untouched())
+        if not failed and (doubts := test_log.doubts(log)):
+            own = test_log.doubts(await self._untouched())
             new = [sentence for kind, sentence in doubts.items() if kind not in own]
             if new:
                 return self._none(diff, detail, f"tampered: {'; '.join(new)}")
@@ -133,7 +137,7 @@ class _R2eJudge:
             result = await self._run(clean)
         self.elsewhere = False
         log = _log(result)
-        if result.timed_out or not r2e_log.outcomes(log):
+        if result.timed_out or not test_log.outcomes(log):
             last = log.strip().splitlines()[-1:] or ["no output"]
             why = "it runs out of time" if result.timed_out else one_line(last[0])
             raise TaskFailed(
@@ -143,12 +147,12 @@ class _R2eJudge:
         return log
 
     def _none(self, diff: DiffVerdict, detail: dict[str, Any], note: str) -> Component:
-        summary = (*diff.summary, one_line(f"r2e: {note}"))
+        summary = (*diff.summary, one_line(f"{self.component}: {note}"))
         return Component(0.0, self._found(diff, {**detail, "note": note}), summary, spoiled=True)
 
     def _found(self, diff: DiffVerdict, detail: dict[str, Any]) -> dict[str, Any]:
-        return {"diff": dict(diff.detail), "r2e": storable(detail)}
+        return {"diff": dict(diff.detail), self.component: storable(detail)}
 
 
 def _log(result: ExecResult) -> str:
-    return r2e_log.plain(result.stdout.decode(errors="replace"))
+    return test_log.plain(result.stdout.decode(errors="replace"))

@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from turnstile_server.tasks.part import TaskPart
+from turnstile_server.tasks.part import GraderOptions, ImageTests
 
 HIDDEN_TESTS = "/r2e_tests"
 """Where the image has the hidden tests, which nothing of an agent's sandbox shows."""
@@ -32,12 +32,26 @@ ENVIRONMENT = ".venv"
 Outcome = Literal["PASSED", "FAILED", "ERROR"]
 
 
-class R2eTests(TaskPart):
+class R2eTests(GraderOptions):
     """Tests by the rules of R2E-Gym. Reward component ``r2e``: 1 when the tests that ran are exactly the expected
     ones, each with its expected outcome, else 0. The work runs in the process that reports, so it is judged
     ``in_process``."""
+
+    in_field = True
+    runs_tests = True
+    in_process = True
+    image_tests = ImageTests(
+        folders=(HIDDEN_TESTS,),
+        removal=("/bin/sh", "-c", CLEAR, "sh", *OF_THE_IMAGE),
+        not_work=(ENVIRONMENT,),
+        passable=("/root",),  # where uv puts the interpreters that `.venv` leads to
+    )
 
     expected: dict[str, Outcome] = Field(
         min_length=1, description="Outcome by test, as `Class.test`: `PASSED`, `FAILED` or `ERROR`."
     )
     timeout_s: float = Field(300.0, gt=0, description="Time for the script; then the work scores 0.")
+
+    @property
+    def time_s(self) -> float:
+        return self.timeout_s

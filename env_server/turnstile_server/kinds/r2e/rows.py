@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Any, get_args
+from typing import Any, Final, get_args
 
-from turnstile_server.tasks.r2e import Outcome
+from turnstile_server.kinds.r2e.options import Outcome
 from turnstile_server.tasks.rows.files import Row
-from turnstile_server.tasks.rows.kinds import INSTRUCTION
+from turnstile_server.tasks.rows.kinds import INSTRUCTION, RowFields, RowKind
 from turnstile_server.tasks.rows.options import RowMapping
 from turnstile_server.tasks.rows.values import RowFault, filled, names_in, task_id
 
@@ -31,11 +32,22 @@ _RENAMES = ("similarity", "dissimilarity", "rename", "copy")
 _SIGNS = {"context": " ", "added": "+", "deleted": "-", "note": "\\ "}
 
 
-def r2e_fields(row: Row, mapping: RowMapping) -> dict[str, Any] | list[RowFault]:
-    """The fields, or everything that is wrong with the row."""
-    found = _R2eRow(row, mapping)
-    values = found.fields()
-    return found.faults or values
+@dataclass(frozen=True, slots=True)
+class R2eRows:
+    """A ``RowKind``."""
+
+    name: str = KIND
+    marks: frozenset[str] = frozenset({"docker_image", "expected_output_json"})
+    without: frozenset[str] = frozenset()
+
+    def read(self, row: Row, number: int, mapping: RowMapping) -> RowFields | list[RowFault]:
+        """See ``RowKind``."""
+        found = _R2eRow(row, mapping)
+        values = found.fields()
+        return found.faults or RowFields(values)
+
+
+ROWS: Final[tuple[RowKind, ...]] = (R2eRows(),)
 
 
 class _R2eRow:

@@ -1,0 +1,301 @@
+"""Rows of SWE-bench and its relatives, to the fields of tasks: the table ``ROWS``, by data set."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any, Final
+
+from turnstile_server.kinds.swe.data_sets import DATA_SETS, SweDataSet
+from turnstile_server.kinds.swe.scripts import files_of_tests, script_of
+from turnstile_server.tasks.rows.files import Row
+from turnstile_server.tasks.rows.kinds import INSTRUCTION, SHOWN_COLUMNS, RowFields, RowKind
+from turnstile_server.tasks.rows.options import RowMapping
+from turnstile_server.tasks.rows.values import RowFault, filled, listed_tests, task_id
+
+SHELL_BYTES = 100_000
+"""One argument of a program has 128 KiB."""
+_HOW = "write `test_cmd` and `log_parser` into the source (`?test_cmd=…&log_parser=…`) or its mapping"
+_VERIFIED = "If a NeMo-Gym resource server verifies such rows, name it in the source: `?verifier=http://HOST:PORT`"
+_IMAGE_COLUMNS = ("image", "docker_image", "image_name")
+_WRAPPED = "responses_create_params.metadata.instance_dict"
+"""Dotted path of the object that holds the row itself (as an object or as JSON in text)."""
+
+
+@dataclass(frozen=True, slots=True)
+class SweRows:
+    """A ``RowKind``: the rows of one data set."""
+
+    data_set: SweDataSet
+
+    @property
+    def name(self) -> str:
+        return self.data_set.name
+
+    @property
+    def marks(self) -> frozenset[str]:
+        return self.data_set.marks
+
+    @property
+    def without(self) -> frozenset[str]:
+        return self.data_set.without
+
+    def read(self, row: Row, number: int, mapping: RowMapping) -> RowFields | list[RowFault]:
+        """See ``RowKind``."""
+        return _SweRow(self.data_set, mapping, row).fields()
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedRows:
+    """A ``RowKind`` whose rows cannot be judged here. ``why``: the reason, for people."""
+
+    name: str
+    marks: frozenset[str]
+    why: str
+    without: frozenset[str] = frozenset()
+
+    def read(self, row: Row, number: int, mapping: RowMapping) -> RowFields | list[RowFault]:
+        """See ``RowKind``."""
+        return [(None, f"rows of {self.name} are not supported: {self.why}")]
+
+
+@dataclass(frozen=True, slots=True)
+class WrappedRows:
+    """A ``RowKind``: rows of NeMo-Gym that hold a row of the family."""
+
+    name: str = "nemo-gym"
+    marks: frozenset[str] = frozenset({"responses_create_params"})
+    without: frozenset[str] = frozenset()
+
+    def read(self, row: Row, number: int, mapping: RowMapping) -> RowFields | list[RowFault]:
+        """See ``RowKind``."""
+        inner = _unwrapped(row, _WRAPPED)
+        if not isinstance(inner, dict):
+            return [(_WRAPPED, f"{inner}. {_VERIFIED}")]
+        found = mapping.renamed(inner)
+        columns = found.keys()
+        known: tuple[RowKind, ...] = (*_REFUSED, *_READ)
+        kinds = (kind for kind in known if kind.marks <= columns and not kind.without & columns)
+        return next(kinds, _READ[-1]).read(found, number, mapping)
+
+
+_REFUSED: Final = (
+    RefusedRows(
+        "nemotron-scripts",
+        frozenset({"test_script", "regression_script"}),
+        "its tests are scripts for Singularity images (.sif), judged by exit status",
+    ),
+    RefusedRows(
+        "multi-swe-bench",
+        frozenset({"org", "number", "fix_patch"}),
+        "its log parsers are those of the package multi-swe-bench, one per repository",
+    ),
+)
+
+_READ: Final = tuple(map(SweRows, DATA_SETS))
+"""The last one is SWE-bench itself."""
+
+ROWS: Final[tuple[RowKind, ...]] = (_REFUSED[0], WrappedRows(), _REFUSED[1], *_READ)
+
+
+class _SweRow:
+    """One row of a SWE-bench family."""
+
+    def __init__(self, data_set: SweDataSet, mapping: RowMapping, row: Row) -> None:
+        self._data_set = data_set
+        self._mapping = mapping
+        self._row = row
+        self._by_lower = {name.lower(): name for name in row}
+        self._faults: list[RowFault] = []
+
+    def fields(self) -> RowFields | list[RowFault]:
+        mapping, row, faults = self._mapping, self._row, self._faults
+        instance_id = self._text("instance_id")
+        self._text("problem_statement" if mapping.instruction is None else "")
+        workdir = self._filled("workdir", mapping.workdir or self._said("workdir") or self._data_set.workdir)
+        fail_to_pass, pass_to_pass = self._tests("FAIL_TO_PASS"), self._tests("PASS_TO_PASS", needed=False)
+        swe: dict[str, Any] = {
+            "instance_id": instance_id,
+            "repo": self._said("repo"),
+            "version": self._said("version"),
+            "log_parser": self._parser(),
+            "eval_type": self._said("eval_type") or "pass_and_fail",
+            "fail_to_pass": fail_to_pass,
+            "pass_to_pass": pass_to_pass,
+            "eval_script": self._script(workdir, (*fail_to_pass, *pass_to_pass)),
+        }
+        if not swe["log_parser"] and swe["eval_script"]:
+            faults.append(("log_parser", f"there is none: {_HOW}"))
+        if mapping.timeout_s is not None:
+            swe["timeout_s"] = mapping.timeout_s
+        if _assets(row.get("image_assets")):
+            faults.append(
+                ("image_assets", "binary files of the test patch, which are fetched by URL, are not supported")
+            )
+        values = {
+            "id": task_id(instance_id) if instance_id else "",
+            "instruction": self._filled("instruction", mapping.instruction or INSTRUCTION),
+            "image": self._image(),
+            "workdir": workdir,
+            "image_files": True,
+            "git_history": "one_commit",
+            "swe": swe,
+            "gold": self._gold(),
+            "setup": self._setup(fail_to_pass),
+            "metadata": self._metadata(instance_id),
+        }
+        columns = {"swe.fail_to_pass": "FAIL_TO_PASS", "swe.pass_to_pass": "PASS_TO_PASS"}
+        return faults or RowFields(values, columns)
+
+    def _said(self, column: str) -> str:
+        value = self._row.get(self._by_lower.get(column.lower(), column))
+        return str(value).strip("\n") if isinstance(value, str | int | float) else ""
+
+    def _text(self, column: str) -> str:
+        if not column:
+            return ""
+        found = self._row.get(column)
+        if not isinstance(found, str) or not found.strip():
+            self._faults.append(
+                (column, "there is none" if column not in self._row else "it is not text, or empty")
+            )
+            return ""
+        return found
+
+    def _tests(self, column: str, *, needed: bool = True) -> tuple[str, ...]:
+        name = self._by_lower.get(column.lower())
+        value = None if name is None else self._row[name]
+        if value is None and not needed:
+            return ()
+        if name is None or value is None:
+            self._faults.append((column, "there is none"))
+            return ()
+        try:
+            found = listed_tests(value)
+        except ValueError as error:
+            self._faults.append((name, str(error)))
+            return ()
+        if not found and needed:
+            self._faults.append((name, "it names no test, so nothing would show that the issue is resolved"))
+        return found
+
+    def _install(self, name: str) -> str:
+        """Of SWE-rebench's ``install_config``."""
+        config = self._row.get("install_config")
+        if isinstance(config, str):
+            try:
+                config = json.loads(config)
+            except (ValueError, RecursionError):
+                self._faults.append(("install_config", "not JSON"))
+                return ""
+        found = config.get(name) if isinstance(config, dict) else None
+        lines = found if isinstance(found, list) else [found]
+        return "\n".join(str(line) for line in lines if line)
+
+    def _parser(self) -> str:
+        said = self._mapping.log_parser or self._said("log_parser") or self._install("log_parser")
+        return said or self._data_set.log_parser or ""
+
+    def _script(self, workdir: str, tests: tuple[str, ...]) -> str:
+        if own := self._said("eval_script"):
+            return f"{own}\n"
+        command = self._mapping.test_cmd or self._install("test_cmd") or self._data_set.test_cmd
+        if not command:
+            self._faults.append(
+                (
+                    "eval_script",
+                    f"there is none, and rows of {self._data_set.name} do not say how their tests "
+                    f"are run: take rows of swebench 5 (`eval_script`, `log_parser`), or {_HOW}",
+                )
+            )
+            return ""
+        test_patch = self._row.get("test_patch") or ""
+        base = self._said("base_commit") or "HEAD"
+        if "{files}" not in command:
+            command += " {files}"
+        return script_of(command, workdir, base, str(test_patch), files_of_tests(tests))
+
+    def _image(self) -> str:
+        template = self._mapping.image
+        if template is None:
+            said = next((found for name in _IMAGE_COLUMNS if (found := self._said(name))), None)
+            said = said or self._install("image_name") or None
+            if said is not None:
+                return said
+            template = self._data_set.image
+        if template is None:
+            self._faults.append(("image", "there is none: write `?image=TEMPLATE`, as `my/images:{instance_id}`"))
+            return ""
+        return self._filled("image", template)
+
+    def _gold(self) -> dict[str, Any] | None:
+        patch = self._row.get("patch")
+        if patch is None or patch == "":
+            return None
+        if not isinstance(patch, str):
+            self._faults.append(("patch", "it is not text"))
+            return None
+        return {"patch": patch, "reverse": self._data_set.makes_bug}
+
+    def _setup(self, fail_to_pass: tuple[str, ...]) -> list[str]:
+        """The start of a row whose patch makes the bug. The tests that show it go; the script puts them back."""
+        patch = self._row.get("patch")
+        if not self._data_set.makes_bug or not isinstance(patch, str):
+            return []
+        if len(patch) > SHELL_BYTES:
+            self._faults.append(("patch", f"longer than {SHELL_BYTES} characters, which the start cannot apply"))
+            return []
+        delimiter = "EOF_114329324912"
+        ending = "" if patch.endswith("\n") else "\n"
+        removed = shlex.join(files_of_tests(fail_to_pass))
+        made = [f"git apply - <<'{delimiter}'\n{patch}{ending}{delimiter}\n"]
+        return [*made, f"rm -f -- {removed}"] if removed else made
+
+    def _metadata(self, instance_id: str) -> dict[str, Any]:
+        found: dict[str, Any] = {"instance_id": instance_id, "kind": self._data_set.name}
+        for name in (*SHOWN_COLUMNS, *self._mapping.metadata):
+            value = self._row.get(name)
+            if isinstance(value, str | int | float) and value != "":
+                found[name] = value if not isinstance(value, float) or isfinite(value) else str(value)
+        return found
+
+    def _filled(self, field: str, template: str) -> str:
+        if any(fault[0] == "problem_statement" for fault in self._faults) and field == "instruction":
+            return ""
+        try:
+            return filled(template, self._row)
+        except ValueError as error:
+            self._faults.append((field, str(error)))
+            return ""
+
+
+def _unwrapped(row: Row, path: str) -> Row | str:
+    """The object at a dotted path, which may be JSON in text; else what is wrong."""
+    found: Any = row
+    for name in path.split("."):
+        if isinstance(found, str):
+            try:
+                found = json.loads(found)
+            except (ValueError, RecursionError):
+                return "not JSON"
+        if not isinstance(found, dict) or name not in found:
+            return "there is none"
+        found = found[name]
+    if isinstance(found, str):
+        try:
+            found = json.loads(found)
+        except (ValueError, RecursionError):
+            return "not JSON"
+    return found if isinstance(found, dict) else "it is not an object"
+
+
+def _assets(value: Any) -> bool:
+    """Whether ``image_assets`` name files of the test patch."""
+    if isinstance(value, str) and value.strip():
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return True
+    return isinstance(value, dict) and bool(value.get("test_patch"))
