@@ -145,11 +145,11 @@ class AsyncEpisodeHandle:
         after: int = -1,
         limit: int | None = None,
     ) -> TokenMatches:
-        """Where a text or a token id stands on that path, behind the token ``after``."""
+        """The matches of a text or a token id on that path, after the token ``after``."""
         return await self._client._operations.find_tokens(self.episode_id, turn_id, text, token_id, after, limit)
 
     async def work(self) -> WorkDiff:
-        """What the kept work of the ended episode changed, file by file (``docs/look.md``). Raises Gone where it
+        """The changes in the kept work of the ended episode, file by file (``docs/look.md``). Raises Gone where it
         is not kept."""
         return await self._client._operations.work(self.episode_id)
 
@@ -225,7 +225,7 @@ class AsyncEpisodeHandle:
         return await self._client.network(self.episode_id)
 
     async def spans(self) -> SpanReport:
-        """What the episode spent its time on, so far (``docs/spans.md``)."""
+        """The episode's spans so far: what it spent its time on (``docs/spans.md``)."""
         return await self._client._operations.spans(self.episode_id)
 
     async def __aenter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""What a client looks at on its servers: recorded episodes, many or one. Changes nothing there."""
+"""Read-only operations of a client on its servers: recorded episodes, many or one."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ListingPosition:
-    """Where a listing of episodes goes on: the index of a server and the cursor that it gave."""
+    """The position at which a listing of episodes goes on: the index of a server and the cursor that it gave."""
 
     server: int = 0
     cursor: str | None = None

@@ -33,8 +33,8 @@ T = TypeVar("T")
 
 _END = object()
 _USED_BY_CALLS = ("anyio._backends._asyncio", "concurrent.futures.thread")
-"""What anyio and asyncio import during a first call. A fork during an import leaves its lock held in the child, so
-these are imported before there is a thread."""
+"""Modules that anyio and asyncio import during a first call. A fork during an import leaves its lock held in the
+child, so these are imported before there is a thread."""
 _START_POLL_S = 0.001
 _JOIN_S = 2.0
 """Seconds for the loop's thread to end, beyond the time that cancelling episodes may take."""
@@ -63,7 +63,7 @@ class LoopThread:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
         self._failure: BaseException | None = None
-        """Why the loop did not start."""
+        """The error that kept the loop from starting."""
 
     def call(self, operation: Callable[[AsyncClient], Awaitable[T]]) -> T:
         """Runs ``operation`` on the loop and returns its result, or raises its error.
@@ -101,7 +101,7 @@ class LoopThread:
 
     @property
     def closed(self) -> bool:
-        """Whether calls are refused: it was closed, or it is another process's."""
+        """True if calls are refused: the loop was closed, or it belongs to another process."""
         return self._closed or self.process != os.getpid()
 
     def _submit(self, call: _Call[Any]) -> asyncio.AbstractEventLoop:
@@ -189,7 +189,8 @@ class _Call(Generic[T]):
             self.ended.acquire(timeout=limit_s)
 
     def result(self) -> T:
-        """Of a call that has ended. Raises its error, ServerUnavailable where the loop was closed meanwhile."""
+        """The result of a call that has ended. Raises its error; ServerUnavailable if the loop was closed
+        meanwhile."""
         assert self._task is not None
         try:
             return self._task.result()
@@ -248,7 +249,8 @@ async def pulled_in_threads(tasks: Iterator[TaskLike]) -> AsyncIterator[TaskLike
 
 
 def _as_failure(error: BaseException) -> Exception:
-    """What ends a thread (a command's SystemExit) must not end the loop, and no future takes a StopIteration."""
+    """The error as one for a future: a command's SystemExit would end the loop, and no future takes a
+    StopIteration."""
     if isinstance(error, Exception) and not isinstance(error, StopIteration):
         return error
     return RuntimeError(f"{type(error).__name__}: {error}")

@@ -29,7 +29,7 @@ _NOTIFY_S = 10.0
 _RETRY_S = 1.0
 """Time before a lost stream is asked for again, where the server names none."""
 _RESUMES = 5
-"""How often in a row a lost stream is asked for without getting anything new."""
+"""Most requests in a row for a lost stream that bring nothing new."""
 
 
 class _Lost(Exception):
@@ -159,7 +159,8 @@ class McpBridge:
         raise _Lost("the connection was lost before the response came")
 
     async def _listen(self) -> None:
-        """What the server says of itself, as long as it likes to. A server may offer no such stream."""
+        """Passes on the messages that the server sends on its own, until it ends the stream. A server may offer no
+        such stream."""
         try:
             async with self._http.stream(
                 "GET", self._url, headers={**self._session, "accept": _ACCEPT}

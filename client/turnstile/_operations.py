@@ -1,4 +1,4 @@
-"""What a client does on its servers: placing episodes, finding them, waiting, listing, asking all servers.
+"""Operations of a client on its servers: placing episodes, finding them, waiting, listing, asking all servers.
 
 Plain async functions over a transport. They work on any event loop that anyio supports. The blocking client runs
 them on a loop of its own (``turnstile._loop_thread``).

@@ -43,7 +43,7 @@ class ClientSettings:
     """Episodes of `rollouts`, and those created with ``lease=True``, are cancelled by the server when it has heard
     nothing of this process for so long: it died, or was stopped. At least 1; None: never."""
     down_s: float = 5.0
-    """How long a server that could not be reached is asked last."""
+    """Seconds for which a server that could not be reached is asked after all others."""
     keepalive_s: float = 3.0
     """Idle connections are closed after this: before uvicorn's 5 s, so that none is closed under a request."""
     max_connections: int = 1000
@@ -71,7 +71,7 @@ _DOUBLINGS = 16
 
 
 class RetryState:
-    """How long to wait after each error of one call that is repeated until it succeeds.
+    """The pauses after the errors of one call that is repeated until it succeeds.
 
     ``clock``: monotonic seconds. ``chance``: a random number in [0, 1).
     """
@@ -100,14 +100,14 @@ class RetryState:
 
 
 def is_outage(error: errors.TurnstileError) -> bool:
-    """Whether the server is at fault and not the request, so that the same call may succeed later."""
+    """True if the server is at fault and not the request: the same call may succeed later."""
     if isinstance(error, errors.ProtocolError):
         return error.status is not None and error.status >= _GATEWAY
     return isinstance(error, _OUTAGES)
 
 
 def may_have_happened(error: errors.TurnstileError) -> bool:
-    """Whether the server may have done what it was asked."""
+    """True if the server may have done what it was asked."""
     if isinstance(error, errors.ServerUnavailable):
         return error.may_have_happened
     return isinstance(error, errors.Timeout | errors.ServerError | errors.ProtocolError)

@@ -80,7 +80,7 @@ class RolloutPlan:
 
 @dataclass(frozen=True, slots=True)
 class RolloutHooks:
-    """What a rollout reports while it runs, and two questions that it asks.
+    """Callbacks of a running rollout: its reports, and two questions that it asks.
 
     ``retried``: before a further attempt. ``regraded``: after a failed grading was made good. ``refilled``: before
     one after a cancellation for stale weights. ``fresh_group``: the group in place of one that takes no more
@@ -99,7 +99,7 @@ class RolloutHooks:
 
 @dataclass(frozen=True, slots=True)
 class _Attempt:
-    """How an attempt ended. ``again``: another one may go better."""
+    """The outcome of an attempt. ``again``: another one may go better."""
 
     episode: Episode | None
     samples: SampleSet | None
@@ -128,7 +128,7 @@ class RolloutRun:
         self._options = options
         self._plan = plan
         self._group_id = plan.group_id
-        """Of its episodes: another one once the server takes no more of the plan's."""
+        """The group of its episodes. It is replaced once the server takes no more episodes of the plan's group."""
         self._hooks = hooks
 
     async def run(self) -> Rollout:
@@ -271,7 +271,7 @@ class RolloutRun:
                 return
 
     async def _repeated(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """What ``ask`` gives, asked again as long as the retry rules allow."""
+        """The result of ``ask``, which is called again as long as the retry rules allow."""
         state = retry.RetryState(self._settings, time.monotonic, random.random)
         while True:
             try:
@@ -290,7 +290,8 @@ class RolloutRun:
         return retry.infrastructure_error(retry.UNREACHABLE, error.message)
 
     def _hopeless(self, error: errors.TurnstileError) -> bool:
-        """Whether the address may be wrong: an outage before any server has accepted anything. Raised at once."""
+        """True if the address may be wrong: an outage before any server has accepted anything. The error is then
+        raised at once."""
         return retry.is_outage(error) and not self._hooks.any_accepted()
 
     @contextmanager

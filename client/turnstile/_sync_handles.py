@@ -220,7 +220,7 @@ class EpisodeHandle:
         return self._client.network(self.episode_id)
 
     def spans(self) -> SpanReport:
-        """What the episode spent its time on, so far (``docs/spans.md``)."""
+        """The episode's spans so far: what it spent its time on (``docs/spans.md``)."""
         return self._run(AsyncEpisodeHandle.spans)
 
     def __enter__(self) -> Self:

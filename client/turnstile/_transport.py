@@ -1,4 +1,4 @@
-"""How a call reaches a server: httpx's settings, its failures, and the retries that are always safe.
+"""The transport of calls to servers: httpx's settings, its failures, and the retries that are always safe.
 
 A call is sent again when no byte of it had left, or when it may be repeated (reads, and creations, which always
 carry an idempotency key). Every other failure is raised at once.
@@ -84,7 +84,8 @@ class Transport:
         await self._http.aclose()
 
     async def send(self, server: str, call: ApiCall[T], *, retry_unsent: bool = True) -> T:
-        """What ``server`` answers to ``call``. ``retry_unsent``: try again where no connection came about.
+        """Sends ``call`` to ``server`` and returns the answer. ``retry_unsent``: try again where no connection
+        came about.
 
         Raises the typed error of a refusal, Timeout, ServerUnavailable, ProtocolError; InvalidRequest on a closed
         client.

@@ -287,8 +287,8 @@ class AsyncClient(AsyncEngineControl):
         return await self._operations.on_servers(_VERSION, server)
 
     async def live(self, since: float = 0.0, server: str | None = None) -> dict[str, LiveReport]:
-        """What ``server``, or every server, did lately, by URL: the samples later than ``since``, in Unix
-        seconds: the ``at`` of the last one that you have."""
+        """The recent activity of ``server``, or of every server, by URL: the samples later than ``since``, in Unix
+        seconds. Give the ``at`` of the last sample that you have."""
         return await self._operations.on_servers(requests.live(since), server)
 
     async def audit(self, episode_id: str) -> AuditReport:
@@ -296,7 +296,7 @@ class AsyncClient(AsyncEngineControl):
         return await self._operations.audit(episode_id)
 
     async def network(self, episode_id: str) -> NetworkReport:
-        """What the episode's sandboxes asked of the server's proxy, and what it decided."""
+        """The requests of the episode's sandboxes to the server's proxy, and its decisions."""
         return await self._operations.network(episode_id)
 
     async def health(self) -> dict[str, errors.TurnstileError | None]:

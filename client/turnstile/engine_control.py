@@ -40,7 +40,7 @@ CANCEL_S = 30.0
 
 
 class AsyncEngineControl:
-    """What ``AsyncClient`` does with engines."""
+    """The methods of ``AsyncClient`` that control engines."""
 
     _operations: Operations
     _settings: ClientSettings
@@ -91,7 +91,8 @@ class AsyncEngineControl:
         return await self._end_update(server)
 
     async def _tensor_format(self, server: str | None) -> tuple[TensorFormat, int]:
-        """How the engines take tensors, and in how many copies. An engine that takes none refuses the update."""
+        """The format in which the engines take tensors, and the number of copies. An engine that takes none
+        refuses the update."""
         said = {(info.tensor_format, info.tensor_copies) for info in (await self.engine(server)).values()}
         if len(said) > 1:
             raise errors.InvalidRequest(
@@ -263,7 +264,7 @@ async def _in_thread(values: Iterator[T]) -> AsyncIterator[T]:
 
 
 class EngineControl:
-    """What ``Client`` does with engines."""
+    """The methods of ``Client`` that control engines."""
 
     @abstractmethod
     def _run(self, method: Callable[Concatenate[Any, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:

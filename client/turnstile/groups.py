@@ -33,7 +33,7 @@ def short_groups(rollouts: Iterable[Rollout], n: int) -> dict[str, int]:
 
 
 def has_signal(group: Iterable[Rollout]) -> bool:
-    """Whether the rewards of one group differ. Equal rewards give no gradient."""
+    """True if the rewards of one group differ. Equal rewards give no gradient."""
     return len({rollout.reward for rollout in group if rollout.reward is not None}) > 1
 
 

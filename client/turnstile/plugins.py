@@ -88,7 +88,8 @@ class Plugin:
         return found
 
     def create(self, *arguments: Any) -> Any:
-        """What the object returns for ``arguments``. Raises BrokenPlugin, whatever import and call raise."""
+        """Calls the object with ``arguments`` and returns the result. Raises BrokenPlugin, whatever import and
+        call raise."""
         made = self.load()
         try:
             return made(*arguments)

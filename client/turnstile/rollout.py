@@ -70,7 +70,7 @@ class Rollout:
 
     @property
     def failed(self) -> bool:
-        """Whether there is no result: the infrastructure or the task failed, it was cancelled, or the agent failed
+        """True if there is no result: the infrastructure or the task failed, it was cancelled, or the agent failed
         at a task that nothing grades. Everything else is a result: a rollout that ran into a limit (``timed_out``,
         ``truncated``), and an agent that failed at a graded task, whose reward is 0."""
         return self.status in (EpisodeStatus.FAILED, EpisodeStatus.CANCELLED) and self.reward is None
@@ -89,12 +89,13 @@ class Rollout:
 
     @property
     def staleness(self) -> Staleness | None:
-        """How far the weights had gone on since the episode's first token; None where nothing was sampled."""
+        """The staleness of the episode: how far the weights had gone on since its first token. None where nothing
+        was sampled."""
         return self.episode.staleness if self.episode is not None else None
 
     @property
     def stale(self) -> bool:
-        """Whether the episode exceeded its bound of staleness. With the policy ``finish`` it is a result
+        """True if the episode exceeded its bound of staleness. With the policy ``finish`` it is a result
         nevertheless."""
         return self.staleness is not None and self.staleness.exceeded
 
@@ -123,7 +124,7 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True)
 class RolloutProgress:
-    """Where a run of rollouts stands."""
+    """The progress of a run of rollouts."""
 
     started: int = 0
     running: int = 0
@@ -140,7 +141,7 @@ class RolloutProgress:
     """Done, and beyond the bound of staleness."""
     done: int = 0
     failed: int = 0
-    """Of the done ones."""
+    """Done ones that failed."""
     graded: int = 0
     """Done and with a reward."""
     reward_sum: float = 0.0
@@ -157,7 +158,7 @@ class EpisodeOptions(TypedDict, total=False):
     priority: int
     """Higher ones go first (evaluation before training). 0."""
     staleness: StalenessBound | Mapping[str, Any] | None
-    """How old its tokens may get; None: as the server's settings say."""
+    """The bound on the age of its tokens; None: as the server's settings say."""
     adapter: str | None
     """A LoRA adapter that the server has loaded; None: the base model."""
     snapshots: SnapshotMode | None
@@ -171,7 +172,7 @@ class EpisodeOptions(TypedDict, total=False):
 
 
 class RegradeOptions(TypedDict, total=False):
-    """How kept work is judged again."""
+    """Options for judging kept work again."""
 
     apply: bool
     """The new grade becomes the episode's; else it is only recorded beside the old one. False."""
@@ -184,20 +185,20 @@ class RegradeOptions(TypedDict, total=False):
 
 
 class ForkOptions(TypedDict, total=False):
-    """Where a fork begins, ``turn_id`` or ``snapshot_id``, and what its episodes have of their own."""
+    """Options of a fork: its start, ``turn_id`` or ``snapshot_id``, and what its episodes have of their own."""
 
     turn_id: str | None
     snapshot_id: str | None
     n: int
     """Episodes. 1."""
     episode_ids: tuple[str, ...]
-    """Of the new episodes; none: the server makes them."""
+    """Ids of the new episodes; none: the server makes them."""
     group_id: str | None
     """None: the group of the episode that is forked."""
     metadata: Mapping[str, Any] | None
     """None: that of the episode that is forked."""
     instruction: str | None
-    """What an agent that the server launches is told to go on. ``Continue.``"""
+    """The message that tells an agent launched by the server to go on. ``Continue.``"""
     env: Mapping[str, str] | None
     """Added to the environment of a launched agent; a fork has none of the other episode's."""
     idempotency_key: str | None
@@ -216,7 +217,7 @@ class RolloutArguments(EpisodeOptions, total=False):
     stale_retries: int
     """Further attempts of a rollout whose episode was cancelled for stale weights, beside ``retries``. 4."""
     samples: bool
-    """Whether to fetch the samples. True."""
+    """The samples are fetched. True."""
     include_untrained: bool
     """Rows whose mask is 0 throughout, too. False."""
     keep_open: bool
@@ -225,9 +226,9 @@ class RolloutArguments(EpisodeOptions, total=False):
     """The trainer's own counter of steps, or a function that tells it, asked for each episode: a stream of
     rollouts lasts for many steps."""
     group_id: GroupIds
-    """Of every group, or a function of the task; None, the default: a fresh one per task."""
+    """The id of every group, or a function of the task; None, the default: a fresh one per task."""
     seed: int | None
-    """Of the first rollout; each next one has the next. A further attempt has the same."""
+    """The seed of the first rollout; each next rollout has the next one. A further attempt has the same."""
     sampling: Sampling | Mapping[str, Any] | None
     limits: Limits | Mapping[str, Any] | None
     env: Mapping[str, str] | None

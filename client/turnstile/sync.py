@@ -273,8 +273,8 @@ class Client(EngineControl):
         return self._run(AsyncClient.versions, server)
 
     def live(self, since: float = 0.0, server: str | None = None) -> dict[str, LiveReport]:
-        """What ``server``, or every server, did lately, by URL: the samples later than ``since``, in Unix
-        seconds: the ``at`` of the last one that you have."""
+        """The recent activity of ``server``, or of every server, by URL: the samples later than ``since``, in Unix
+        seconds. Give the ``at`` of the last sample that you have."""
         return self._run(AsyncClient.live, since, server)
 
     def audit(self, episode_id: str) -> AuditReport:
@@ -282,7 +282,7 @@ class Client(EngineControl):
         return self._run(AsyncClient.audit, episode_id)
 
     def network(self, episode_id: str) -> NetworkReport:
-        """What the episode's sandboxes asked of the server's proxy, and what it decided."""
+        """The requests of the episode's sandboxes to the server's proxy, and its decisions."""
         return self._run(AsyncClient.network, episode_id)
 
     def health(self) -> dict[str, errors.TurnstileError | None]:

@@ -34,13 +34,13 @@ class TaskQuery(Model):
 
 
 class TaskStreamState(TaskQuery):
-    """Where a stream is: JSON for a checkpoint."""
+    """The position of a stream: JSON for a checkpoint."""
 
     epoch: int = 0
     taken: int = 0
     """Tasks of this epoch that were given out."""
     digest: str | None = None
-    """Of the set of tasks; None: none was given out yet."""
+    """Digest of the set of tasks; None: none was given out yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ def task_query(**selection: Unpack[SelectionArguments]) -> TaskQuery:
 
 
 class _Position:
-    """What both streams do between two pages."""
+    """The part that both streams share: what they do between two pages."""
 
     def __init__(self, epochs: int | None, state: TaskStreamState | None, selection: SelectionArguments) -> None:
         query = task_query(**selection)

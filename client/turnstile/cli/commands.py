@@ -109,7 +109,7 @@ def _typer_command(name: str, loaded: Any) -> Any:
 
 
 def _loaded(target: str) -> Any:
-    """What ``"module:attribute"`` names. Raises ImportError."""
+    """The object that ``"module:attribute"`` names. Raises ImportError."""
     module, _, attribute = target.partition(":")
     found = vars(import_module(module))
     if attribute not in found:

@@ -18,7 +18,7 @@ from turnstile.models import Episode, Message, TurnFacts
 from turnstile.visible import visible, visible_line
 
 MOST_LINES = 200
-"""Of a diff, unless all is asked for."""
+"""Most lines of a diff, unless all is asked for."""
 _MOST_OF_A_LINE = 300
 _MOST_COMPARED = 5000
 """Lines of a turn that are compared: what it takes grows with their square."""

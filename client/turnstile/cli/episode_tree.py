@@ -141,7 +141,7 @@ def _words(turn: TurnOutline, trained: int | None, reason: str | None) -> str:
 
 
 def _origin(turn: TurnOutline, numbers: Mapping[str, int]) -> str:
-    """Why a turn is a root."""
+    """The reason that a turn is a root, in words."""
     thread = f"; thread {turn.thread.name[:_NAME]}" if turn.thread is not None and turn.thread.name else ""
     if turn.parent_id is not None:
         return f"continues {turn.parent_id} of another episode{thread}"

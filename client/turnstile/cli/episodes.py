@@ -133,7 +133,7 @@ def _ids(client: Client, status: EpisodeStatus | None, group_id: str | None) -> 
 
 
 def _data(episodes: Iterable[EpisodeHandle], wanted: ExportFormat, include_untrained: bool) -> Iterator[Any]:
-    """What the format's writer takes of each episode, fetched when it asks."""
+    """The format's data of each episode, fetched when the writer asks for it."""
     for episode in episodes:
         if wanted.source == "journal":
             yield episode.journal()

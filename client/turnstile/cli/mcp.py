@@ -36,7 +36,7 @@ _NOT_YET = frozenset({EpisodeStatus.QUEUED, EpisodeStatus.PREPARING})
 
 
 class AtEnd(StrEnum):
-    """What becomes of the episode when the client closes standard input."""
+    """The action on the episode when the client closes standard input."""
 
     FINISH = "finish"
     CANCEL = "cancel"

@@ -1,4 +1,4 @@
-"""What commands print, and how they end.
+"""Output and exit codes of commands.
 
 Everything goes through ``echo`` and ``echo_json``: much of it was written by agents and models, and a terminal
 obeys what it is sent.
@@ -75,7 +75,8 @@ def reported() -> Iterator[None]:
 
 
 def _is_not_there(error: errors.TurnstileError) -> bool:
-    """Whether no connection came about: not a server that answered 503, nor one that was lost on the way."""
+    """True if no connection came about. False for a server that answered 503, and for a connection lost on the
+    way."""
     return isinstance(error, errors.ServerUnavailable) and error.status is None and not error.may_have_happened
 
 
@@ -132,7 +133,7 @@ def show_table(columns: Sequence[Column], rows: Iterable[Sequence[str | Cell]]) 
 
 
 def _cell(cell: str | Cell) -> Cell:
-    """What is shown has its width: so escapes come before widths are counted."""
+    """The cell with its escapes, as it is shown: widths are counted after that."""
     whole, short = cell if isinstance(cell, Cell) else (cell, cell)
     return Cell(visible(whole), visible(short))
 

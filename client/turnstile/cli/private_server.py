@@ -26,7 +26,7 @@ STOP_S = 60.0
 """More than the supervisor gives the server."""
 SHOWN_LINES = 10
 _MOST_BYTES = 1 << 20
-"""Of the ready line."""
+"""Most bytes of the ready line."""
 
 
 class PrivateServerError(Exception):

@@ -39,7 +39,7 @@ class RegradeWish:
     parallel: int
 
     def takes(self, episode: Episode) -> bool:
-        """Whether a listed episode is meant."""
+        """True if a listed episode is to be judged again."""
         return (
             episode.status.ended
             and (self.task_id is None or episode.task.id == self.task_id)
@@ -49,7 +49,7 @@ class RegradeWish:
 
 @dataclass(frozen=True, slots=True)
 class RegradeResult:
-    """Of one episode: one of the two."""
+    """The result for one episode: either ``regrade`` or ``error``."""
 
     episode_id: str
     regrade: Regrade | None = None

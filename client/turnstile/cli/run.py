@@ -44,7 +44,7 @@ INTERRUPTED = 130
 
 @dataclass(frozen=True, slots=True)
 class RunPlace:
-    """Where to run: on the servers at ``urls``, or on a private one with ``flags``."""
+    """The servers of a run: those at ``urls``, or a private one with ``flags``."""
 
     urls: tuple[str, ...]
     key: str | None
@@ -54,7 +54,7 @@ class RunPlace:
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """What to run: task ids (none for all), the agent, the options of the rollouts."""
+    """The rollouts of a run: task ids (none for all), the agent, the options of the rollouts."""
 
     task_ids: tuple[str, ...]
     chosen: SelectionArguments
@@ -272,8 +272,8 @@ async def _work(
 
 
 async def _recorded(client: AsyncClient, rollout: Rollout) -> bytes | None:
-    """What the server recorded of a rollout. None, with a word, where it does not give it: the rollout counts all
-    the same."""
+    """The server's journal of a rollout. None, with a message, where the server does not give it: the rollout
+    counts all the same."""
     if rollout.episode is None:
         return None
     try:

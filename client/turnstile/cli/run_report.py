@@ -158,8 +158,8 @@ def failures(rollouts: list[Rollout]) -> list[str]:
 
 
 def infrastructure(rollouts: list[Rollout], n: int) -> list[str]:
-    """What the infrastructure cost: lines about failures that were made good, and about groups that are short of
-    ``n`` results. Neither is in the mean reward."""
+    """Lines about failures of the infrastructure that were made good, and about groups that are short of ``n``
+    results. Neither is in the mean reward."""
     lines = []
     lost = sum(len(rollout.lost) for rollout in rollouts if rollout.fault is not Fault.INFRASTRUCTURE)
     if lost:

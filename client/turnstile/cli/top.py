@@ -78,7 +78,7 @@ def top(
     key: KeyOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
-    """What the servers do now, until Ctrl-C. Not on a terminal, or with --json: once."""
+    """Shows what the servers do now, until Ctrl-C. Not on a terminal, or with --json: once."""
     with reported(), connect(url, key, data_dir) as client:
         before = Look.take(client, limit)
         time.sleep(interval)

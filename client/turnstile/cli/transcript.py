@@ -12,11 +12,12 @@ from turnstile.visible import visible
 
 MOST_LINES = 12
 MOST_CHARACTERS = 1200
-"""Of one text of a turn, unless all is asked for."""
+"""Most characters of one text of a turn, unless all is asked for."""
 
 
 def show_episode_facts(episode: Episode, *, full: bool) -> None:
-    """Why it ended as it did, its record, then the failed tests: a line for each, and its message."""
+    """Prints why the episode ended as it did, its record, then the failed tests: a line for each, and its
+    message."""
     show_text(why_shown(episode))
     echo("")
     facts = episode.model_dump(mode="json", exclude={"schema_version", "why"})

@@ -139,7 +139,7 @@ def _split(url: str) -> tuple[str, str | None]:
 
 
 def _open(address: str) -> bool:
-    """Whether a browser was found."""
+    """Opens the address in a browser; True if one was found."""
     with tempfile.TemporaryDirectory(prefix="turnstile-ui-") as folder:
         opened = _opened_by(Path(folder), address)
         if opened:
@@ -148,7 +148,7 @@ def _open(address: str) -> bool:
 
 
 def _opened_by(folder: Path, address: str) -> bool:
-    """Whether a browser was found. Its page in the folder is this user's alone (mode 600)."""
+    """True if a browser was found. Its page in the folder is this user's alone (mode 600)."""
     page = folder / "open.html"
     page.touch(mode=0o600)
     page.write_text(_REDIRECT.format(address=address.replace("&", "&amp;").replace('"', "%22")), "utf-8")

@@ -34,7 +34,7 @@ from turnstile.models import EpisodeStatus, Sample
 from turnstile.rollout import Rollout
 
 METADATA_KEY = "turnstile"
-"""Where a row's ``metadata`` says which rollout, episode and sample it is."""
+"""The key in a row's ``metadata`` that says which rollout, episode and sample it is."""
 
 _HOMES = ("slime.utils.types", "miles.utils.types")
 _NORMALISED = ("grpo", "gspo", "cispo")

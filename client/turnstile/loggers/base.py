@@ -1,4 +1,5 @@
-"""What loggers of rollouts log: figures by name, and some episodes in words (``docs/loggers.md``)."""
+"""The base of loggers of rollouts, and what they log: figures by name, and some episodes in words
+(``docs/loggers.md``)."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from turnstile.rollout import Rollout
 from turnstile.visible import visible_line
 
 PREFIX = "turnstile/"
-"""Of all names, beside those of the trainer."""
+"""Prefix of all names, beside those of the trainer."""
 EPISODES = 16
 """Episodes that a step shows in words, unless another number is given."""
 _LONGEST_NAME = 80

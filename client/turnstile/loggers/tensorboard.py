@@ -24,7 +24,7 @@ _MARKDOWN = re.compile(r"([\\`*_{}\[\]()#+\-.!|~<>&:])")
 
 
 class EventWriter(Protocol):
-    """What tensorboardX's and PyTorch's ``SummaryWriter`` share."""
+    """The methods that tensorboardX's and PyTorch's ``SummaryWriter`` share."""
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> Any: ...
 

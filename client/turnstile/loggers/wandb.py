@@ -24,7 +24,7 @@ TABLE = f"{PREFIX}episodes_shown"
 
 
 class WandbRun(Protocol):
-    """What ``wandb.init`` returns, as far as it is used."""
+    """The run that ``wandb.init`` returns, as far as it is used."""
 
     def log(self, data: dict[str, Any]) -> None: ...
 

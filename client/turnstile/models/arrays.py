@@ -48,7 +48,7 @@ def frozen_array(value: Any, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
 
 
 def _kind(source: npt.NDArray[Any]) -> str:
-    """What NumPy made of a list, for an error message."""
+    """The type that NumPy gave a list, for an error message."""
     return "a value that is no number or is too large" if source.dtype.kind == "O" else str(source.dtype)
 
 

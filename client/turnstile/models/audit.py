@@ -30,13 +30,14 @@ class TurnAudit(Model):
     stale_max_abs_delta: FiniteFloat | None = None
     """Their largest distance; None when ``stale`` is 0."""
     skipped: str | None = None
-    """Why nothing of the turn was re-scored: ``constrained``, ``other_weights``, ``adapter``, ``given``,
-    ``engine_cannot_score``, ``too_long_to_score``, ``weights_changed`` (the engine got other weights
+    """The reason that nothing of the turn was re-scored: ``constrained``, ``other_weights``, ``adapter``,
+    ``given``, ``engine_cannot_score``, ``too_long_to_score``, ``weights_changed`` (the engine got other weights
     meanwhile)."""
 
 
 class VersionAudit(Model):
-    """What one weight version sampled in the episode, and how far it is from the engine's scores, in nats.
+    """The tokens that one weight version sampled in the episode, and their distance from the engine's scores, in
+    nats.
 
     A version that the engine does not serve now has no distances: its tokens can be compared only while it is
     served.
@@ -87,4 +88,4 @@ class AuditReport(Model):
     engine: dict[str, str] = Field(default_factory=dict)
     """The engine's settings that explain its numbers, by name, as far as it says them."""
     explanations: tuple[str, ...] = ()
-    """Where a distance is above ``tolerance``: what may explain it, in sentences."""
+    """Possible explanations of a distance above ``tolerance``, in sentences."""

@@ -1,4 +1,4 @@
-"""What all records share: their base class, their ids, and the ranges of the numbers that callers send.
+"""The basis of all records: their base class, their ids, and the ranges of the numbers that callers send.
 
 A number from outside is either exact wherever it is shown again, or refused with the name of its field. JSON
 itself sets no bound on numbers, so each field here has one.
@@ -67,7 +67,7 @@ def check_json(value: Any, *, max_depth: int = MAX_JSON_DEPTH) -> Any:
 
 
 def _not_json(item: Any, depth: int, max_depth: int) -> str | None:
-    """Why this one value, its parts aside, is no JSON that can be repeated exactly."""
+    """The reason that JSON cannot repeat this one value, its parts aside, exactly; None if it can."""
     match item:
         case None | bool():
             return None

@@ -1,4 +1,5 @@
-"""How a seed chooses a task and the seed of its episode: one rule for the Gymnasium environment and for OpenEnv.
+"""The choice of a task and of its episode's seed by a seed: one rule for the Gymnasium environment and for
+OpenEnv.
 
 A generator is made from the seed as Gymnasium makes it. Each reset that names no task draws a position in the list
 of tasks; each that names no seed then draws a seed. So the first reset of a seed, and every reset after it, choose

@@ -12,16 +12,17 @@ from turnstile.models.episode import Sampling
 from turnstile.models.status import EpisodeStatus
 
 PauseMode = Literal["abort", "retract", "in_place"]
-"""What a pause does with calls in flight: cut them (they are continued afterwards, or end with what they have, as
-the server's ``workers.on_abort`` says), queue them again, or hold them."""
+"""Modes of a pause, by what happens to calls in flight: cut them (they are continued afterwards, or end with what
+they have, as the server's ``workers.on_abort`` says), queue them again, or hold them."""
 
 
 UpdateWay = Literal["tensors", "distributed", "ipc"]
-"""How new weights come in pieces: serialized in the request, broadcast in a process group, or by CUDA handles."""
+"""Ways in which new weights come in pieces: serialized in the request, broadcast in a process group, or by CUDA
+handles."""
 
 TensorFormat = Literal["flattened_bucket", "safetensors"]
-"""How an engine takes tensors in a request: SGLang's pickle of one flat tensor with its metadata, or the bytes
-of a safetensors file."""
+"""Formats in which an engine takes tensors in a request: SGLang's pickle of one flat tensor with its metadata, or
+the bytes of a safetensors file."""
 
 WorkerStatus = Literal["joining", "serving", "draining", "fenced", "asleep", "down"]
 """``fenced``: it answers, and missed a weight update; it gets no calls until it has caught up."""
@@ -42,7 +43,7 @@ class WorkerInfo(Model):
     kv_used: float | None = None
     """Share of its attention cache that is in use, 0 to 1."""
     detail: str = ""
-    """Why it does not serve, where it does not."""
+    """The reason that it does not serve, where it does not."""
 
 
 class EngineInfo(Model):
@@ -70,7 +71,7 @@ class EngineInfo(Model):
     updates: tuple[str, ...] = ()
     """The ways in which it takes new weights: ``disk``, ``tensors``, ``distributed``, ``ipc``."""
     tensor_format: TensorFormat | None = None
-    """How the pieces of an update by ``tensors`` are written; None where it takes none."""
+    """The format of the pieces of an update by ``tensors``; None where it takes none."""
     tensor_copies: int = 1
     """Copies of such a piece in one request: one for each tensor-parallel rank of an SGLang."""
     sleeps: bool = False
@@ -89,7 +90,8 @@ class WeightsRequest(Model):
     path: str = Field(min_length=1)
     version: str = Field(min_length=1, max_length=256)
     mode: PauseMode = "retract"
-    """What happens to calls in flight. ``in_place`` marks what they sample afterwards as ``stale_kv``."""
+    """The mode of the pause for calls in flight. ``in_place`` marks what they sample afterwards as
+    ``stale_kv``."""
 
 
 class WeightUpdateBegin(Model):

@@ -99,11 +99,11 @@ class EpisodeRequest(Model):
     priority: int = Field(default=0, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
     """Higher ones get places and the engine first: evaluation before training."""
     staleness: StalenessBound | None = None
-    """How stale its tokens may get; None: as the server's settings say."""
+    """The bound on how stale its tokens may get; None: as the server's settings say."""
     snapshots: SnapshotMode | None = None
     """When its sandbox is kept for forks (``docs/fork.md``); None: as the server's settings say."""
     replay: bool | None = None
-    """Whether the states of its work folder are recorded (``docs/replay.md``); None: as the server's settings
+    """True: the states of its work folder are recorded (``docs/replay.md``); None: as the server's settings
     say."""
     limits: Limits = Limits()
     env: dict[str, str] = Field(default_factory=dict)
@@ -158,7 +158,7 @@ class EpisodeStats(Model):
     cosmetic: dict[str, int] = Field(default_factory=dict)
     """Tolerated differences between a reply and how the agent sent it back, by kind."""
     weight_versions: dict[str, int] = Field(default_factory=dict)
-    """Of ``sampled_tokens``, those of each weight version, in the order in which they first sampled."""
+    """``sampled_tokens`` by weight version, in the order in which the versions first sampled."""
 
     @property
     def trained_share(self) -> float:
@@ -180,11 +180,10 @@ class Episode(Model):
     run_id: str | None = None
     train_step: int | None = None
     tags: tuple[str, ...] = ()
-    """Of the task, when the episode was created."""
+    """The task's tags when the episode was created."""
     seed: int | None = None
     instruction: str | None = None
-    """What the agent is asked, where the task's world wrote it for this episode (once it is prepared); None: the
-    task's own."""
+    """The instruction that the task's world wrote for this episode (once it is prepared); None: the task's own."""
     reward: float | None = None
     """None: the episode was not graded, or could not be. It is never 0 for that reason."""
     reward_components: dict[str, FiniteFloat] = Field(default_factory=dict)
@@ -202,7 +201,7 @@ class Episode(Model):
     ended_by: EndedBy | None = None
     """None: it has not ended, or ``error`` says what ended it."""
     why: str | None = None
-    """Why it ended, and why it has its reward or none, as one line of at most 300 characters
+    """The reasons for its end and for its reward, or for having none, as one line of at most 300 characters
     (``turnstile.models.why``). The server writes it into each of its answers, and keeps it nowhere."""
     sampling: Sampling
     adapter: str | None = None
@@ -217,7 +216,7 @@ class Episode(Model):
     timings: EpisodeTimings
     stats: EpisodeStats = EpisodeStats()
     seconds: PartSeconds | None = None
-    """Where its time went; None while it runs, and of one that a restart of the server ended."""
+    """Its time by part; None while it runs, and for one that a restart of the server ended."""
     traceparent: str | None = None
     """The trainer's span that it is part of; None: it was given none."""
     forked_from: ForkOrigin | None = None
@@ -262,8 +261,8 @@ class TaskInfo(Model):
     graded_by: tuple[str, ...] = ()
     """Graders: ``tests``, ``answer``, ``world``, and others of the server by name."""
     trust: str | None = None
-    """Of its hidden tests: ``boundary`` (the work runs apart from what judges it) or ``in_process``; None: no
-    tests."""
+    """The trust mode of its hidden tests: ``boundary`` (the work runs apart from what judges it) or
+    ``in_process``; None: no tests."""
     needs_sandbox: bool = False
     image: str | None = None
     difficulty: str | None = None
@@ -277,7 +276,7 @@ class TaskPage(Model):
     tasks: tuple[TaskInfo, ...]
     cursor: str | None = None
     total: int | None = None
-    """How many the request asks for, on all pages together."""
+    """Number of tasks that the request asks for, on all pages together."""
     digest: str | None = None
     """Tells the set of tasks (all that ``where`` lets through) from another."""
 
@@ -307,8 +306,8 @@ class SandboxInfo(Model):
     description: str
     """One line, as logged at the start: what makes the sandboxes, and which limits hold."""
     missing: str | None
-    """Why no sandbox can be made, and what to add; None where they can. The refusal of an episode that needs a
-    sandbox says the same."""
+    """The reason that no sandbox can be made, and what to add; None where sandboxes can be made. The refusal of an
+    episode that needs a sandbox says the same."""
 
 
 class AgentList(Model):

@@ -1,4 +1,4 @@
-"""What a grading found, in words: the part of an episode's ``why`` that is about its reward. Pure.
+"""The findings of a grading, in words: the part of an episode's ``why`` that is about its reward. Pure.
 
 The evidence of a grading is free JSON: of another version, or of a grader that this one does not know. So nothing
 is taken for granted: what is not understood is left to the grading's own ``summary``, and to the components.
@@ -21,7 +21,7 @@ _NOT_OF_A_GRADER = frozenset({"summary", "diff", "gate", "not_run", "steps", "st
 
 
 def grade_in_words(grading: Mapping[str, Any], components: Mapping[str, float]) -> str:
-    """Why the reward is what it is: what counts most first. Empty where the grading says nothing."""
+    """The reasons for the reward, the most important first. Empty where the grading says nothing."""
     steps = _object(grading.get("steps"))
     if steps:
         return _steps(steps, grading)
@@ -46,7 +46,7 @@ def grade_in_words(grading: Mapping[str, Any], components: Mapping[str, float]) 
 
 
 def _first(grading: Mapping[str, Any]) -> Iterable[str]:
-    """What decides over all graders: work that was not taken over, and a gate that closed."""
+    """The findings that decide over all graders: work that was not taken over, and a gate that closed."""
     diff, gate = _object(grading.get("diff")), _object(grading.get("gate"))
     if "refused" in diff:
         yield f"the work was not taken over: {_short(diff['refused'])}"
@@ -57,7 +57,8 @@ def _first(grading: Mapping[str, Any]) -> Iterable[str]:
 
 
 def _part(name: str, part: Mapping[str, Any], value: float | None) -> str:
-    """What one grader found. ``value``: its component. Empty where its evidence does not say more than that."""
+    """The findings of one grader. ``value``: its component. Empty where its evidence does not say more than
+    that."""
     shown = visible_line(name, _NAME)
     expected, passed = _count(part.get("expected")), _count(part.get("passed"))
     suite = _SUITES.get(name, f"tests of {shown}")

@@ -241,8 +241,8 @@ def _check_rows(rows: ExpertArray | None, offsets: Int32Array | None, nodes: int
 
 
 def _on_paths(parents: list[int], nodes: npt.NDArray[Any], ends: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Whether each of ``nodes`` is on the path from the root to its of ``ends``; without walking any path, for a
-    file may name many long ones. The nodes below a node, itself included, are a run of the preorder."""
+    """True for each of ``nodes`` that is on the path from the root to its entry of ``ends``. It walks no path,
+    because a file may name many long ones. The nodes below a node, itself included, are a run of the preorder."""
     sizes, first, free = [1] * len(parents), [0] * len(parents), [0] * (len(parents) + 1)
     for node in range(len(parents) - 1, -1, -1):
         if parents[node] >= 0:

@@ -15,15 +15,15 @@ SnapshotMode = Literal["on_request", "every_turn"]
 
 
 class ForkOrigin(Model):
-    """Where an episode began: below a turn of another one."""
+    """The origin of a forked episode: it began below a turn of another one."""
 
     episode_id: str
     turn_id: str | None
     """Its tree continues this turn; None: the other episode had none yet."""
     snapshot_id: str | None = None
-    """Of the files that its sandbox began with; None: it has no sandbox."""
+    """The snapshot of the files that its sandbox began with; None: it has no sandbox."""
     instruction: str | None = None
-    """What its agent was told to go on; None: the agent is external."""
+    """The message that told its agent to go on; None: the agent is external."""
 
 
 class SnapshotInfo(Model):
@@ -36,11 +36,11 @@ class SnapshotInfo(Model):
     at: float
     """Unix time."""
     bytes: int
-    """What it takes on the server's disk."""
+    """Bytes that it takes on the server's disk."""
     processes: tuple[str, ...] = ()
     """Command lines of the processes that ran in the sandbox. A fork does not have them."""
     taken: SnapshotMode = "on_request"
-    """What it was taken for."""
+    """The snapshot mode for which it was taken."""
 
 
 class SnapshotList(Model):
@@ -58,13 +58,13 @@ class ForkRequest(Model):
     """Begin with this snapshot, after its turn."""
     n: int = Field(default=1, ge=1, le=MAX_FORKS)
     episode_ids: tuple[ClientId, ...] = ()
-    """Of the new episodes, ``n`` of them; none: the server makes them."""
+    """Ids of the new episodes, ``n`` of them; none: the server makes them."""
     group_id: ClientId | None = None
     """None: the group of the episode that is forked."""
     metadata: dict[str, Any] | None = None
     """None: that of the episode that is forked."""
     instruction: str | None = Field(default=None, min_length=1)
-    """What an agent that the server launches is told to go on; None: ``Continue.``"""
+    """The message that tells an agent launched by the server to go on; None: ``Continue.``"""
     env: dict[str, str] = Field(default_factory=dict)
     """Added to the environment of a launched agent. The other episode's is in no record, and not in a fork."""
     idempotency_key: str | None = Field(default=None, min_length=1, max_length=200)

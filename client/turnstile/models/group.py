@@ -16,10 +16,10 @@ from turnstile.models.summary import EpisodeSummary
 K = TypeVar("K", bound=Hashable)
 
 Scale = Literal["std", "none"]
-"""What the differences from a group's mean are divided by: the group's standard deviation, or nothing."""
+"""The divisor of the differences from a group's mean: the group's standard deviation, or nothing."""
 
 GroupSort = Literal["created", "group", "task", "step", "rollouts", "graded", "reward", "spread", "signal"]
-"""What ``GET /groups`` can be sorted by. ``spread``: the standard deviation of the rewards."""
+"""The sort keys of ``GET /groups``. ``spread``: the standard deviation of the rewards."""
 
 _EPSILON = 1e-6
 """Keeps the division finite, as in TRL and slime; rewards are of the order of 1."""
@@ -34,7 +34,7 @@ class GroupMember(Model):
     centred: float | None
     """Reward minus the group's mean (Dr. GRPO); None without a reward."""
     rows: tuple[str, ...]
-    """Of each of its samples, the id of the turn that ends it, in the order of the export."""
+    """The ids of the turns that end its samples, one per sample, in the order of the export."""
 
 
 class PrefixNode(Model):
@@ -52,7 +52,7 @@ class PrefixNode(Model):
     ends: tuple[int, ...]
     """Those of which a sample ends with it."""
     sampled: int
-    """How many of the tokens the policy sampled, in the first of the members."""
+    """Number of its tokens that the policy sampled, in the first of the members."""
     turn_id: str
     """The last turn of a sample that goes through it: ``GET /turns/{id}/tokens`` shows the tokens."""
 
@@ -63,7 +63,7 @@ class GroupReport(Model):
     group_id: str
     mean: float | None
     std: float | None
-    """Of the sample (n − 1), as advantages are divided by; None with fewer than two rewards."""
+    """Standard deviation of the sample (n − 1), as advantages are divided by; None with fewer than two rewards."""
     members: tuple[GroupMember, ...]
     """The oldest first."""
     nodes: tuple[PrefixNode, ...]
@@ -84,11 +84,11 @@ class GroupSummary(Model):
     graded: int
     reward_mean: float | None
     reward_std: float | None
-    """Of the sample (n − 1), as advantages are divided by; None with fewer than two rewards."""
+    """Standard deviation of the sample (n − 1), as advantages are divided by; None with fewer than two rewards."""
     reward_min: float | None
     reward_max: float | None
     signal: bool | None
-    """Whether two rewards differ; None with fewer than two. Without it the group gives no gradient."""
+    """True if two rewards differ; None with fewer than two. Without a difference the group gives no gradient."""
     sampled_tokens: int
     created_at: float
     """Unix time of its newest rollout."""

@@ -1,4 +1,4 @@
-"""What a server does now and did lately: counters and gauges, sampled every few seconds."""
+"""The present and recent activity of a server: counters and gauges, sampled every few seconds."""
 
 from __future__ import annotations
 

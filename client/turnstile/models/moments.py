@@ -16,14 +16,14 @@ class Moments(NamedTuple):
 
 
 def scale_of(values: Collection[float]) -> float:
-    """What to divide the values by, so that no square and no sum of them is too large: 1 for all usual ones."""
+    """The divisor with which no square and no sum of the values is too large: 1 for all usual ones."""
     largest = max(map(abs, values), default=0.0)
     return largest if largest > _SAFE else 1.0
 
 
 def moments_of(values: Collection[float], *, less: int = 0) -> Moments:
-    """Of at least ``less + 1`` values; the squares are divided by their number minus ``less``: 0 for a population,
-    1 for a sample. Equal values have exactly their mean, and no deviation."""
+    """Mean and standard deviation of at least ``less + 1`` values; the squares are divided by their number minus
+    ``less``: 0 for a population, 1 for a sample. Equal values have exactly their mean, and no deviation."""
     first = next(iter(values))
     if all(value == first for value in values):
         return Moments(first, 0.0)

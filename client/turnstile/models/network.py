@@ -8,7 +8,7 @@ from turnstile.models.base import Model
 
 
 class NetworkOutcome(StrEnum):
-    """What became of one connection to the proxy. All but ``ok`` were refused, or cut before their end."""
+    """The outcome of one connection to the proxy. All but ``ok`` were refused, or cut before their end."""
 
     OK = "ok"
     REQUEST = "request"
@@ -47,12 +47,12 @@ class NetworkDecision(Model):
     host: str | None = None
     port: int | None = None
     address: str | None = None
-    """What the host led to, where the proxy connected to it or refused it."""
+    """The address that the host led to, where the proxy connected to it or refused it."""
     allowed: bool
-    """Whether bytes could pass."""
+    """True if bytes could pass."""
     outcome: NetworkOutcome
     detail: str | None = None
-    """What was refused or failed, as the client was told."""
+    """The refusal or failure, as the client was told."""
     bytes_up: int = 0
     bytes_down: int = 0
     duration_s: float = 0.0

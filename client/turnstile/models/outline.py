@@ -18,11 +18,11 @@ class TurnOutline(TurnFacts):
     start: int
     """Position of its first sampled token on the path from the root."""
     untrained_reason: str | None
-    """Why no sample trains it, as in ``untrained`` of the samples; None: one does."""
+    """The reason that no sample trains it, as in ``untrained`` of the samples; None: one does."""
 
 
 class RootOutline(Model):
-    """What the conversation is that begins with a turn without a parent (``docs/matching.md``)."""
+    """The kind and the cause of a conversation that begins with a turn without a parent (``docs/matching.md``)."""
 
     turn_id: str
     kind: SampleKind
@@ -58,8 +58,8 @@ class BreakEntry(Model):
     known: Message | None = None
     """The message there; None where that path ends before it."""
     incoming: Message | None = None
-    """What the call has in its place; None where the call ends before it (``history_truncated``), and where the
-    break has no place."""
+    """The message that the call has in its place; None where the call ends before it (``history_truncated``), and
+    where the break has no place."""
 
 
 class BreakReport(Model):

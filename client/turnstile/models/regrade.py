@@ -19,12 +19,12 @@ class KeptWork(Model):
     digest: str
     """SHA-256 of the file, as hex."""
     bytes: int
-    """What the file takes on disk."""
+    """Bytes that the file takes on disk."""
     grader: str | None = None
     """Digest of what gave the grade that the episode has; None: it has none."""
     status: EpisodeStatus
-    """How the agent's work ended. The episode gets this status where only its grading failed, and a regrade that
-    is applied makes that good."""
+    """The status in which the agent's work ended. The episode gets this status where only its grading failed, and
+    a regrade that is applied makes that good."""
     error: ErrorInfo | None = None
     """The error that belongs to ``status``, such as a spent budget."""
 
@@ -87,7 +87,7 @@ class Regrade(Model):
 
     @property
     def differs(self) -> bool:
-        """Whether the reward, a component or the outcome of a test changed."""
+        """True if the reward, a component or the outcome of a test changed."""
         return self.before.reward != self.after.reward or any(
             (self.changed_components, self.newly_failed, self.newly_passed)
         )

@@ -21,7 +21,7 @@ class ReplayFile(Model):
     digest: str | None
     """SHA-256 of its content, by which the content is fetched; None: the content is not kept."""
     left_out: str | None
-    """Why the content is not kept."""
+    """The reason that the content is not kept."""
 
 
 class ReplayChange(Model):
@@ -44,7 +44,7 @@ class ReplayState(Model):
     turn_id: str | None
     """The turn whose tool calls lie between the state before and this one; None: before any turn."""
     seq: int | None
-    """Of that turn."""
+    """The ``seq`` of that turn."""
     at_s: float
     """Seconds since the episode was created."""
     files: int
@@ -54,9 +54,9 @@ class ReplayState(Model):
     further: int
     """Paths that were not looked at, because the folder has too many (``episodes.replay_paths``)."""
     missed: str | None
-    """Why the folder could not be looked at; then the changes show at a later state."""
+    """The reason that the folder could not be looked at; then the changes show at a later state."""
     snapshot_id: str | None
-    """Of the latest snapshot of the turn, at which the episode can be forked; None: there is none."""
+    """The latest snapshot of the turn, at which the episode can be forked; None: there is none."""
 
 
 class ReplayReport(Model):

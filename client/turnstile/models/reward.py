@@ -17,7 +17,7 @@ class RewardUpdate(Model):
     key: str = Field(min_length=1, max_length=256)
     """The same key with the same values changes nothing; with others it is refused."""
     reward: FiniteFloat | None = None
-    """Of the whole episode, once it has ended."""
+    """The reward of the whole episode, once it has ended."""
     turn_rewards: dict[str, FiniteFloat] = Field(default_factory=dict, max_length=MAX_TURNS)
     """By turn id, or by the turn's number in commit order, from ``"0"``."""
     replace: bool = False
@@ -25,7 +25,7 @@ class RewardUpdate(Model):
     by: str | None = Field(default=None, max_length=256)
     """Who gives it, for the record."""
     why: str | None = Field(default=None, max_length=4000)
-    """Why, for the record."""
+    """The reason, for the record."""
 
     @model_validator(mode="after")
     def _says_something(self) -> Self:
@@ -53,12 +53,12 @@ class RewardChange(Model):
 
 
 class LateRewards(Model):
-    """What an episode takes of rewards from its trainer, and what it got."""
+    """The bounds on the rewards that an episode takes from its trainer, and the rewards that it got."""
 
     bounds: tuple[FiniteFloat, FiniteFloat]
     """Least and greatest reward of the episode."""
     turn_bounds: tuple[FiniteFloat, FiniteFloat]
-    """Of a turn."""
+    """Least and greatest reward of a turn."""
     pending: bool = False
     """The episode has ended, and waits for its reward."""
     changes: tuple[RewardChange, ...] = ()

@@ -30,7 +30,7 @@ class Cause(Model):
 
 
 class TurnSpan(Model):
-    """Where one turn lies in a sample: context ``[context_start, start)``, completion ``[start, end)``.
+    """The position of one turn in a sample: context ``[context_start, start)``, completion ``[start, end)``.
 
     ``trained``: the loss mask is 1 here (each completion is trained in at most one sample).
     """

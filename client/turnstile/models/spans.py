@@ -1,4 +1,4 @@
-"""Where the time of an episode went: spans from its creation to its end, and their sums."""
+"""The time of an episode: spans from its creation to its end, and their sums."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from turnstile.models.base import Model
 
 
 class SpanKind(StrEnum):
-    """What happened in a span. ``docs/spans.md`` says more of each."""
+    """The kind of a span: what happened in it. ``docs/spans.md`` says more of each."""
 
     QUEUE = "queue"
     """It waited for one of ``episodes.max_running`` places."""
@@ -31,7 +31,7 @@ class SpanKind(StrEnum):
     """A model call. ``turn_id``: the turn that it became; None or an unknown one where it became none."""
     RENDER = "render"
     WAIT = "wait"
-    """Of a model call: it waited for a snapshot, a place on a worker, or its first token."""
+    """A model call waited for a snapshot, a place on a worker, or its first token."""
     DECODE = "decode"
     COMMIT = "commit"
     """Its turn was made durable."""
@@ -95,8 +95,8 @@ Interval = tuple[float, float]
 
 
 def seconds_by_part(spans: Iterable[Span], now_s: float | None = None) -> PartSeconds:
-    """Where the time went. Parallel calls count once; a model call that lasts while a tool runs counts as
-    ``tools``.
+    """The time of an episode by part. Parallel calls count once; a model call that lasts while a tool runs counts
+    as ``tools``.
 
     ``now_s``: seconds since the creation at which open spans are cut; None: they are left out. Gradings after the
     episode's end (``regrade_id``) do not count.

@@ -16,7 +16,7 @@ StalenessPolicy = Literal["cancel", "finish", "stop_admitting"]
 
 
 class StalenessBound(Model):
-    """How stale an episode may get, and what happens beyond."""
+    """The bound on how stale an episode may get, and what happens beyond it."""
 
     max_versions: int = Field(
         ge=0, le=MAX_INT32, description="Weight versions served since the first sampled token, at most."
@@ -35,7 +35,7 @@ class StalenessBound(Model):
 
 
 class Staleness(Model):
-    """How stale an episode is (now, or when it ended), and its bound.
+    """The staleness of an episode (now, or when it ended), and its bound.
 
     ``first_version``: the oldest weights that sampled a token of the episode; of its group, where the bound is for
     the group. ``newest_version``: the weights that were served last. ``versions``: how many versions later that

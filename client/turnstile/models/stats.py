@@ -45,7 +45,7 @@ class PassAtK(Model):
 
 
 class StatsRow(Model):
-    """What the episodes with one ``key`` have in common."""
+    """The statistics of the episodes with one ``key``."""
 
     key: dict[str, str | int | None]
     """By name of what was asked for; ``bucket``: Unix time at which the bucket starts. Empty for the total."""
@@ -58,7 +58,7 @@ class StatsRow(Model):
     """Those with a reward. All figures of rewards are over these."""
     reward_mean: float | None
     reward_std: float | None
-    """Of the population; None without a reward."""
+    """Standard deviation of the population; None without a reward."""
     reward_min: float | None
     reward_max: float | None
     solved: int
@@ -68,7 +68,7 @@ class StatsRow(Model):
     groups: int
     """Groups with at least two graded rollouts."""
     groups_without_signal: int
-    """Of these, those whose rewards are all equal: they give no gradient."""
+    """Those of these groups whose rewards are all equal: they give no gradient."""
     turns: int
     sampled_tokens: int
     trained_tokens: int

@@ -1,4 +1,4 @@
-"""How an episode stands, whose fault a failure is, and an error as data."""
+"""The status of an episode, the fault behind a failure, and an error as data."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from turnstile.models.base import Model
 
 
 class EpisodeStatus(StrEnum):
-    """Where an episode is in its life; the last five are ends."""
+    """The stages of an episode's life; the last five are ends."""
 
     QUEUED = "queued"
     PREPARING = "preparing"
@@ -23,7 +23,7 @@ class EpisodeStatus(StrEnum):
 
     @property
     def ended(self) -> bool:
-        """Whether the episode is over. Only a grade that is given later changes its record then."""
+        """True if the episode is over. Only a grade that is given later changes its record then."""
         return self in _ENDED
 
     @property
@@ -56,7 +56,7 @@ class Fault(StrEnum):
 
 
 class EndedBy(StrEnum):
-    """What ended an episode whose ``error`` does not say it."""
+    """The cause of the end of an episode whose ``error`` does not say it."""
 
     EXIT = "exit"
     """The process of its agent ended."""

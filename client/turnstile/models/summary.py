@@ -37,7 +37,7 @@ EpisodeSort = Literal[
     "breaks",
     "seconds",
 ]
-"""What a listing is sorted by: ``trained`` is the trained share, ``breaks`` their number, ``seconds`` the whole
+"""The sort keys of a listing: ``trained`` is the trained share, ``breaks`` their number, ``seconds`` the whole
 time. Episodes without a value come last in either order."""
 
 
@@ -74,7 +74,7 @@ class EpisodeSummary(Model):
     weight_version: str | None
     """The weights that sampled most of its tokens, of several the earliest; None: nothing was sampled."""
     weight_versions: int
-    """How many weight versions sampled its tokens."""
+    """Number of weight versions that sampled its tokens."""
     lag: int | None
     """Weight versions that were served after its first token, when it ended or by now; None: not known."""
     stale: bool
@@ -93,7 +93,8 @@ class EpisodeSummary(Model):
     ended_s: float | None
     """Seconds from its creation to its stored end; None while it runs."""
     seconds: PartSeconds
-    """Of an episode that a restart ended, or that runs, only what its record's times tell apart."""
+    """Its seconds by part. For an episode that a restart ended, or that runs, only the parts that its record's
+    times tell apart."""
     exit_code: int | None
     forked: bool
     regraded: int

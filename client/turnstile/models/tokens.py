@@ -6,8 +6,8 @@ from turnstile.models.base import Model
 
 
 class WindowTurn(Model):
-    """Where one turn lies on the path: context ``[context_start, start)``, completion ``[start, end)``, in tokens
-    from the path's beginning."""
+    """The position of one turn on the path: context ``[context_start, start)``, completion ``[start, end)``, in
+    tokens from the path's beginning."""
 
     turn_id: str
     seq: int
@@ -19,7 +19,7 @@ class WindowTurn(Model):
     trained_in: str | None = None
     """The id of the sample that trains it; None: no sample does."""
     untrained_reason: str | None = None
-    """Why the mask is 0: a reason of ``SampleSet.untrained``; ``other_sample``: ``trained_in`` trains it;
+    """The reason that the mask is 0: one of ``SampleSet.untrained``; ``other_sample``: ``trained_in`` trains it;
     ``inherited``: it was sampled in the episode that this one was forked from."""
 
 

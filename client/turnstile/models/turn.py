@@ -20,7 +20,7 @@ FinishReason = Literal["stop", "length", "abort"]
 
 
 class BreakReason(StrEnum):
-    """Why a call did not simply continue the tokens that the model had been fed."""
+    """The reason that a call did not simply continue the tokens that the model had been fed."""
 
     NEW_CONVERSATION = "new_conversation"
     """Not even the first message is known, and it is not the episode's first call."""
@@ -41,7 +41,7 @@ class BreakReason(StrEnum):
 
 
 class ParseStatus(StrEnum):
-    """How the tool calls of a completion were parsed. All but ``OK`` went to the agent as plain text."""
+    """The outcome of parsing the tool calls of a completion. All but ``OK`` went to the agent as plain text."""
 
     OK = "ok"
     INVALID_JSON = "invalid_json"
@@ -102,7 +102,7 @@ class TurnTimings(Model):
     render_s: float = 0.0
     """From the call's arrival to its prompt ids."""
     rest_s: float = 0.0
-    """Of it, at its beginning: waiting for the snapshot of the turn before."""
+    """The part of ``render_s``, at its beginning, that was a wait for the snapshot of the turn before."""
     queue_s: float = 0.0
     """After the prompt ids: waiting for a place on a worker, before the first token."""
     first_token_s: float | None = None
@@ -126,7 +126,7 @@ class Thread(Model):
 
 
 class TurnFacts(Model):
-    """What a turn has beside its tokens."""
+    """The fields of a turn beside its tokens."""
 
     schema_version: int = SCHEMA_VERSION
     turn_id: str
@@ -200,12 +200,13 @@ class Turn(TurnFacts):
 
 
 class Delivery(Model):
-    """Whether a turn's reply reached the agent. A later record, because a turn never changes."""
+    """The delivery of a turn's reply: it reached the agent, or was lost. A later record, because a turn never
+    changes."""
 
     turn_id: str
     state: Literal["written", "lost"]
     commit_s: float | None = None
-    """How long it took to make the turn durable, which its own record cannot say."""
+    """Seconds that it took to make the turn durable, which the turn's own record cannot say."""
 
 
 class Discard(Model):

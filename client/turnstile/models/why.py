@@ -1,4 +1,4 @@
-"""Why an episode ended, and why its reward is what it is: one line in words, made from its record alone. Pure.
+"""The reasons for an episode's end and for its reward: one line in words, made from its record alone. Pure.
 
 ``0: 2 of 5 hidden tests failed: test_a, test_b; the agent stopped by itself after 4 turns``
 
@@ -83,7 +83,7 @@ def _reward(episode: Episode) -> str:
 
 
 def _end(episode: Episode) -> str:
-    """How an episode ended that its agent, its caller or a budget ended."""
+    """The end, in words, of an episode that its agent, its caller or a budget ended."""
     error = episode.error
     if error is not None:
         how = _STOPPED.get(error.type, "out of time" if episode.status is EpisodeStatus.TIMED_OUT else "stopped")

@@ -34,7 +34,7 @@ METADATA_KEY = "turnstile"
 PART_BYTES = 1 << 20
 
 _NAMES = {"<i8": "I64", "<i4": "I32", "<f4": "F32", "<u2": "U16", "|u1": "U8"}
-"""Of array types (``numpy.dtype.str``) in the file."""
+"""The names of array types (``numpy.dtype.str``) in the file."""
 
 _OFFSETS = "offsets"
 _ARRAYS: dict[str, npt.DTypeLike] = {
@@ -173,7 +173,7 @@ def _experts(data: bytes) -> tuple[npt.NDArray[Any], npt.NDArray[Any]] | None:
 
 
 def _expert_rows(data: bytes, count: int) -> list[npt.NDArray[Any] | None]:
-    """Of each of ``count`` samples; None where it has none."""
+    """The expert rows of each of ``count`` samples; None where a sample has none."""
     found = _experts(data)
     if found is None:
         return [None] * count

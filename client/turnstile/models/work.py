@@ -1,4 +1,4 @@
-"""What an agent changed in its work folder, file by file: for people to read."""
+"""The changes that an agent made in its work folder, file by file: for people to read."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class FileChange(Model):
     diff: str | None
     """Unified, with three lines around; None for a binary file, a change of the mode, and where it is omitted."""
     omitted: str | None = None
-    """Why there is no diff of a text: it is too large, or the answer is."""
+    """The reason that a text has no diff: the text, or the whole answer, is too large."""
     left_out: str | None = None
-    """Why the graders were not given the change; None: they were."""
+    """The reason that the graders were not given the change; None: they were."""
 
 
 class LeftOut(Model):
@@ -44,7 +44,7 @@ class WorkDiff(Model):
     further: int = 0
     """Changed files after those (``grading.shown_changes``)."""
     left_out: tuple[LeftOut, ...] = ()
-    """What cannot be compared (devices, links to nothing, odd paths), and paths that the grade says were left out
-    and that are not among ``files``."""
+    """Paths that cannot be compared (devices, links to nothing, odd ones), and paths that the grade says were left
+    out and that are not among ``files``."""
     refused: str | None = None
-    """Why the work cannot be read at all; then there are no files."""
+    """The reason that the work cannot be read at all; then there are no files."""

@@ -118,7 +118,7 @@ def bars(title: str, parts: Sequence[tuple[str, float]], show: Callable[[float |
 
 
 def _bounds(points: Sequence[CurvePoint]) -> tuple[float, float]:
-    """Of the axis: 0 and all values are inside."""
+    """The bounds of the axis: 0 and all values are inside."""
     lows = [each.value - (each.spread or 0.0) for each in points if each.value is not None]
     highs = [each.value + (each.spread or 0.0) for each in points if each.value is not None]
     low, high = min(0.0, *lows), max(0.0, *highs)

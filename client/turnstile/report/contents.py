@@ -1,4 +1,4 @@
-"""What a report shows, wherever it came from; and how much of it at most."""
+"""The contents of a report, whatever their source, and the bounds on how much is shown."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TOKENS = 1000
 MOST_TURNS = 40
 """Turns of a conversation: of a longer one the first and the last half of so many."""
 MOST_CHARACTERS = 2000
-"""Of one text of a message."""
+"""Characters of one text of a message."""
 MOST_BREAKS = 20
 """Breaks of one episode whose messages are shown."""
 MOST_ROWS = 200
@@ -46,7 +46,7 @@ class ShownEpisode:
     """One episode with its conversation and its tokens, as far as they were there and fit the bounds."""
 
     reason: str
-    """Why it was chosen, in a word: ``best``, ``failed``, …"""
+    """The reason for choosing it, in a word: ``best``, ``failed``, …"""
     episode: Episode
     summary: EpisodeSummary
     turns: tuple[TurnOutline, ...] = ()
@@ -55,7 +55,7 @@ class ShownEpisode:
     breaks: tuple[BreakEntry, ...] = ()
     tokens: tuple[TokenPiece, ...] = ()
     all_tokens: int = 0
-    """Of the path that ``tokens`` are of."""
+    """Number of tokens on the path that ``tokens`` are of."""
     missing: tuple[str, ...] = ()
     """Sentences: what could not be shown, and why."""
 
@@ -66,7 +66,7 @@ class RunReport:
 
     name: str
     source: str
-    """Where the records came from, in words."""
+    """The origin of the records, in words."""
     summaries: tuple[EpisodeSummary, ...]
     shown: tuple[ShownEpisode, ...]
     made_at: float

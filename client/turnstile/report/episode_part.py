@@ -172,7 +172,7 @@ def _level(logprob: float) -> int:
 
 
 def legend(shown: Sequence[ShownEpisode]) -> Markup:
-    """What the marks of tokens mean; nothing where no tokens are shown."""
+    """The legend of the marks of tokens; empty where no tokens are shown."""
     if not any(each.tokens for each in shown):
         return Markup("")
     words = [f"at least {share(LEVELS[0])}", *(f"below {share(least)}" for least in LEVELS)]

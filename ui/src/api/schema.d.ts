@@ -1127,7 +1127,7 @@ export interface components {
         };
         /**
          * BreakReason
-         * @description Why a call did not simply continue the tokens that the model had been fed.
+         * @description The reason that a call did not simply continue the tokens that the model had been fed.
          * @enum {string}
          */
         BreakReason: "new_conversation" | "system_changed" | "history_edited" | "reply_edited" | "history_truncated" | "tools_changed" | "thinking_stripped" | "renderer_cannot_continue";
@@ -1164,7 +1164,7 @@ export interface components {
         };
         /**
          * EndedBy
-         * @description What ended an episode whose ``error`` does not say it.
+         * @description The cause of the end of an episode whose ``error`` does not say it.
          * @enum {string}
          */
         EndedBy: "exit" | "submission" | "request";
@@ -1435,7 +1435,7 @@ export interface components {
         };
         /**
          * EpisodeStatus
-         * @description Where an episode is in its life; the last five are ends.
+         * @description The stages of an episode's life; the last five are ends.
          * @enum {string}
          */
         EpisodeStatus: "queued" | "preparing" | "running" | "grading" | "completed" | "failed" | "cancelled" | "timed_out" | "truncated";
@@ -1594,7 +1594,7 @@ export interface components {
         };
         /**
          * ForkOrigin
-         * @description Where an episode began: below a turn of another one.
+         * @description The origin of a forked episode: it began below a turn of another one.
          */
         ForkOrigin: {
             /** Episode Id */
@@ -1747,7 +1747,7 @@ export interface components {
         };
         /**
          * LateRewards
-         * @description What an episode takes of rewards from its trainer, and what it got.
+         * @description The bounds on the rewards that an episode takes from its trainer, and the rewards that it got.
          */
         LateRewards: {
             /** Bounds */
@@ -1923,7 +1923,7 @@ export interface components {
         };
         /**
          * NetworkOutcome
-         * @description What became of one connection to the proxy. All but ``ok`` were refused, or cut before their end.
+         * @description The outcome of one connection to the proxy. All but ``ok`` were refused, or cut before their end.
          * @enum {string}
          */
         NetworkOutcome: "ok" | "request" | "host" | "address" | "name" | "unresolved" | "unreachable" | "upstream" | "connections" | "bytes" | "idle" | "ended";
@@ -1967,7 +1967,7 @@ export interface components {
         };
         /**
          * ParseStatus
-         * @description How the tool calls of a completion were parsed. All but ``OK`` went to the agent as plain text.
+         * @description The outcome of parsing the tool calls of a completion. All but ``OK`` went to the agent as plain text.
          * @enum {string}
          */
         ParseStatus: "ok" | "invalid_json" | "unclosed" | "malformed" | "unknown_tool";
@@ -2178,7 +2178,7 @@ export interface components {
         };
         /**
          * RootOutline
-         * @description What the conversation is that begins with a turn without a parent (``docs/matching.md``).
+         * @description The kind and the cause of a conversation that begins with a turn without a parent (``docs/matching.md``).
          */
         RootOutline: {
             caused_by?: components["schemas"]["Cause"] | null;
@@ -2336,7 +2336,7 @@ export interface components {
         };
         /**
          * SpanKind
-         * @description What happened in a span. ``docs/spans.md`` says more of each.
+         * @description The kind of a span: what happened in it. ``docs/spans.md`` says more of each.
          * @enum {string}
          */
         SpanKind: "queue" | "setup" | "world" | "sandbox" | "files" | "own_tools" | "agent" | "model" | "render" | "wait" | "decode" | "commit" | "tool" | "drain" | "snapshot" | "grading" | "grader";
@@ -2362,7 +2362,7 @@ export interface components {
         };
         /**
          * Staleness
-         * @description How stale an episode is (now, or when it ended), and its bound.
+         * @description The staleness of an episode (now, or when it ended), and its bound.
          *
          *     ``first_version``: the oldest weights that sampled a token of the episode; of its group, where the bound is for
          *     the group. ``newest_version``: the weights that were served last. ``versions``: how many versions later that
@@ -2385,7 +2385,7 @@ export interface components {
         };
         /**
          * StalenessBound
-         * @description How stale an episode may get, and what happens beyond.
+         * @description The bound on how stale an episode may get, and what happens beyond it.
          */
         StalenessBound: {
             /**
@@ -2426,7 +2426,7 @@ export interface components {
         };
         /**
          * StatsRow
-         * @description What the episodes with one ``key`` have in common.
+         * @description The statistics of the episodes with one ``key``.
          */
         StatsRow: {
             /** Breaks */
@@ -2872,7 +2872,8 @@ export interface components {
         };
         /**
          * VersionAudit
-         * @description What one weight version sampled in the episode, and how far it is from the engine's scores, in nats.
+         * @description The tokens that one weight version sampled in the episode, and their distance from the engine's scores, in
+         *     nats.
          *
          *     A version that the engine does not serve now has no distances: its tokens can be compared only while it is
          *     served.
@@ -2922,8 +2923,8 @@ export interface components {
         };
         /**
          * WindowTurn
-         * @description Where one turn lies on the path: context ``[context_start, start)``, completion ``[start, end)``, in tokens
-         *     from the path's beginning.
+         * @description The position of one turn on the path: context ``[context_start, start)``, completion ``[start, end)``, in
+         *     tokens from the path's beginning.
          */
         WindowTurn: {
             /** Context Start */

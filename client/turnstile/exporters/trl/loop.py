@@ -34,7 +34,7 @@ class NothingToTrain(Exception):
 
 
 class Outlet(Protocol):
-    """Where the loop's results go. Called from one task only."""
+    """The receiver of the loop's results. Called from one task only."""
 
     async def send(self, rows: tuple[Row, ...], metrics: Metrics) -> None: ...
 

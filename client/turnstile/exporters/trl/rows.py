@@ -124,7 +124,8 @@ def rows_of_group(group: Sequence[Rollout], group_id: int, version_of: VersionOf
 
 
 def _turn_metrics(sample: Sample) -> dict[str, float]:
-    """Of rewards of single turns, which TRL's rows have no place for: their sum over the turns trained here."""
+    """The metric of rewards of single turns, which TRL's rows have no place for: their sum over the turns trained
+    here."""
     given = [
         reward
         for span, reward in zip(sample.turn_spans, sample.turn_rewards, strict=False)
