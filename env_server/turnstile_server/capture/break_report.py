@@ -116,7 +116,7 @@ class _Agreement:
     agrees: int
     """Groups from the root on in which path and call agree, ``at`` at most."""
     strange: int
-    """Of them, system messages that differ."""
+    """Number of these groups that are system messages and differ."""
     message: Message | None
     """The path's message at ``at``, if it agrees up to there and the node has it."""
     looked: int

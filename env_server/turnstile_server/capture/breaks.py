@@ -127,7 +127,7 @@ def _nearest_path(
 
 
 def _diverge(node: Node, groups: Sequence[MessageGroup], start: int, schemas: Schemas) -> _NearestPath | None:
-    """Where the call leaves this node's part of the path; None when it agrees with all of it."""
+    """The place where the call leaves this node's part of the path; None when it agrees with all of it."""
     reply_at = len(node.groups) - 1
     replies = node.depth - node.merged_with_parent
     for offset, stored in enumerate(node.groups):
@@ -225,7 +225,7 @@ def _system_text(groups: Sequence[MessageGroup]) -> str:
 
 
 class _Purpose:
-    """Whether system texts are alike that of a call. Each text is compared once, and none after
+    """Tells whether system texts are like that of a call. Each text is compared once, and none after
     ``MOST_COMPARED_CHARS``."""
 
     def __init__(self, system: str) -> None:

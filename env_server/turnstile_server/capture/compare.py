@@ -114,7 +114,7 @@ def _compare_arguments(ours: ToolCall, theirs: ToolCall, schema: Mapping[str, An
 
 
 def _has_many_values(arguments: str) -> bool:
-    """Whether the text has more than ``MOST_COMPARED_VALUES`` JSON values. Raises ValueError, RecursionError."""
+    """True if the text has more than ``MOST_COMPARED_VALUES`` JSON values. Raises ValueError, RecursionError."""
     if sum(map(arguments.count, ",[{")) < MOST_COMPARED_VALUES:  # each value but the first is behind one of them
         return False
     try:

@@ -25,7 +25,7 @@ from turnstile_server.capture.node import Node
 
 @dataclass(frozen=True, slots=True)
 class CallMatch:
-    """Where a call belongs.
+    """The place of a call in the tree.
 
     ``echo``: names of the cosmetic differences between the call and the parent's path. ``broken``: why the call
     is not simply the next one on a known path; None for the first call, a continuation, a sibling, or a branch
@@ -42,7 +42,7 @@ class CallMatch:
 
 @dataclass(frozen=True, slots=True)
 class EchoMatch:
-    """How a call repeats a stored path.
+    """The repetition of a stored path by a call.
 
     ``last``: the comparison of the path's last reply. ``ids``, ``reasonings``: how many of the path's replies came
     back with their call ids, and with their reasoning.
@@ -132,7 +132,8 @@ def find_parent(
 def _verify_path(
     node: Node, groups: Sequence[MessageGroup], schemas: Schemas, checked: Checked
 ) -> EchoMatch | None:
-    """How the call repeats the path to ``node``; None when it does not. Results are cached in ``checked``."""
+    """The call's repetition of the path to ``node``; None when it does not repeat it. Results are cached in
+    ``checked``."""
     unchecked: list[tuple[Node, bool]] = []
     at: Node | None = node
     whole = True

@@ -86,7 +86,7 @@ class Node:
         self.inherited = inherited
         self.delivery: DeliveryState = "pending"
         self.commit_s: float | None = None
-        """How long it took to make the turn durable; None: not known."""
+        """Seconds that it took to make the turn durable; None: not known."""
         self.repeated = False
         """A call that is no child holds this path with its reply: it renders the conversation again."""
         self._path: tuple[Int32Array, PathBuffer] | None = None
@@ -167,7 +167,7 @@ class Node:
 
     @property
     def received(self) -> bool:
-        """Whether the agent is known to have the whole reply: it was written to its connection, or a later call
+        """True if the agent is known to have the whole reply: it was written to its connection, or a later call
         builds on it. False for "not known" too."""
         return self.delivery == "written" or bool(self.children) or self.repeated
 
@@ -230,8 +230,8 @@ class Node:
         return buffer.first(self.token_count), buffer
 
     def _buffer_below(self) -> PathBuffer | None:
-        """Where the tokens of a path lie that goes on from this node by the latest turns; None: not in one piece.
-        A call that leaves a path some turns before its end finds them there."""
+        """The buffer of a path that goes on from this node by the latest turns; None: its tokens are not in one
+        piece. A call that leaves a path some turns before its end finds them there."""
         node = self
         while node.children:
             node = node.children[-1]

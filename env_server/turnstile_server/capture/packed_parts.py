@@ -37,7 +37,7 @@ class Packing:
 
 @dataclass(frozen=True, slots=True)
 class NodeParts:
-    """What a node holds that is long. ``groups``, ``head``: as ``Node`` says."""
+    """The long parts of a node. ``groups``, ``head``: as ``Node`` says."""
 
     turn: Turn
     groups: tuple[MessageGroup, ...]
@@ -92,7 +92,7 @@ class OpenBlocks:
         self._blocks: deque[PackedParts] = deque()
 
     def parts(self, block: PackedParts) -> tuple[NodeParts, ...]:
-        """What is in the block."""
+        """The parts in the block."""
         opened = block.opened  # read once: another thread may close it
         if opened is None:
             opened = block.opened = block.unpacked()

@@ -51,7 +51,7 @@ def _by_token(sequences: Sequence[Int32Array], group: Sequence[int], at: int) ->
 
 
 def _shared_end(sequences: Sequence[Int32Array], group: Sequence[int], start: int) -> int:
-    """How far all of ``group`` are equal from ``start`` on."""
+    """The end of the tokens from ``start`` on that are equal in all of ``group``."""
     first = sequences[group[0]]
     end = min(len(sequences[each]) for each in group)
     for each in group[1:]:

@@ -19,7 +19,7 @@ from turnstile_server.capture.quote_index import QuoteIndex
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What the conversation of a root is, and the turn that caused it where that is known."""
+    """The kind of a root's conversation, and the turn that caused it where that is known."""
 
     kind: SampleKind
     cause: Cause | None = None

@@ -31,7 +31,7 @@ def tokens_by_version(turn: Turn) -> Counter[str]:
 
 
 def own_reason(turn: Turn) -> str | None:
-    """Why the turn by itself is untrained by default; None where nothing in it says so."""
+    """The reason that the turn by itself is untrained by default; None where nothing in it says so."""
     if turn.finish_reason == "abort":
         return "interrupted"
     if turn.sampling.given:
@@ -44,7 +44,7 @@ def own_reason(turn: Turn) -> str | None:
 
 
 def delivery_reason(node: Node, quoted: Collection[str]) -> str | None:
-    """Why the turn is untrained because its reply may never have reached the agent; None where it did.
+    """The reason that the turn is untrained, where its reply may never have reached the agent; None where it did.
 
     ``quoted``: ids of the turns that a later conversation quotes. What the agent did next is then no consequence
     of the completion, so that the episode's reward says nothing about it.

@@ -20,7 +20,7 @@ from turnstile_server.threads import LoopCaller, result_of
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 _Found = tuple[Any, Any, int, str, Any]
-"""What ``socket.getaddrinfo`` says of one address."""
+"""One address as ``socket.getaddrinfo`` returns it."""
 
 _NEVER: tuple[Network, ...] = tuple(
     map(
@@ -100,7 +100,7 @@ def plain(address: Address) -> Address:
 
 
 def allowed(address: Address, networks: Sequence[Network]) -> bool:
-    """Whether the proxy may connect to ``address``, which is ``plain``."""
+    """True if the proxy may connect to ``address``, which is ``plain``."""
     if isinstance(address, IPv6Address) and address.scope_id is not None:
         return False
     if within(address, networks):

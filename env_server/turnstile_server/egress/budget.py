@@ -1,4 +1,4 @@
-"""What one sandbox may spend on the network, and what all have spent.
+"""The network budget of one sandbox, and the counts of what all have spent.
 
 The budget is a sandbox's: what an agent has spent takes nothing from the judging of its work.
 """

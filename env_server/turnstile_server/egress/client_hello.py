@@ -28,7 +28,7 @@ class NotTls(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ClientHello:
-    """What of a greeting matters here. ``server_name`` None: it names no host."""
+    """The parts of a greeting that matter here. ``server_name`` None: it names no host."""
 
     server_name: str | None
     hidden: str | None = None
@@ -64,7 +64,7 @@ class HelloReader:
 
     @property
     def rest(self) -> int:
-        """How many of the bytes that it took came after the greeting."""
+        """The number of bytes after the greeting, of those that it took."""
         return len(self._buffer)
 
     def _next_record(self) -> bool:
@@ -93,7 +93,7 @@ class HelloReader:
 
 
 def asks_again(data: bytes) -> bool | None:
-    """Whether a server that says this first asks for a second greeting. None: it is too little to tell."""
+    """True if a server that says this first asks for a second greeting. None: it is too little to tell."""
     if data and data[0] != _HANDSHAKE:
         return False
     if len(data) >= 6 and data[5] != _SERVER_HELLO:

@@ -35,7 +35,7 @@ _GONE = (anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream
 
 @dataclass(frozen=True, slots=True)
 class NetworkAccess:
-    """What a sandbox may reach now, and where that is counted and recorded."""
+    """The hosts that a sandbox may reach now, and the budget and the log for it."""
 
     phase: NetworkPhase
     rules: tuple[HostRule, ...]
@@ -198,7 +198,8 @@ class ProxyConnection:
         return data
 
     async def _greeting(self, target: ProxyTarget, data: bytes, *, again: bool = False) -> tuple[bytes, bytes]:
-        """What the client sent up to the end of its TLS greeting, and after it. Raises NetworkRefused."""
+        """The bytes that the client sent up to the end of its TLS greeting, and those after it. Raises
+        NetworkRefused."""
         reader, seen = HelloReader(self._settings.max_client_hello_bytes, again=again), bytearray()
         most = self._settings.request_timeout_s
         try:

@@ -38,7 +38,7 @@ class Dialer:
             ) from None
 
     async def _addresses(self, target: ProxyTarget, entry: NetworkEntry) -> Sequence[Address]:
-        """Where the host may be reached: at least one. Raises NetworkRefused."""
+        """The addresses at which the host may be reached: at least one. Raises NetworkRefused."""
         if target.by_address:
             found: Sequence[Address] = [ip_address(target.host)]
         else:

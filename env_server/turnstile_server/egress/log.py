@@ -1,4 +1,4 @@
-"""What the proxy decided for one episode: bounded, and readable while it runs."""
+"""The decisions of the proxy for one episode: bounded, and readable while it runs."""
 
 from __future__ import annotations
 

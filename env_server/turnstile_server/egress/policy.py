@@ -1,4 +1,4 @@
-"""What a sandbox may reach: rules by phase. Pure."""
+"""The hosts that a sandbox may reach: rules by phase. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Why the proxy refuses or cuts a connection: an outcome for the record, and a response for the client."""
+"""The reason that the proxy refuses or cuts a connection: an outcome for the record, and a response for the
+client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client of the proxy asks for: a host and a port, for a tunnel or for one request. Pure.
+"""The target that a client of the proxy asks for: a host and a port, for a tunnel or for one request. Pure.
 
 What must hold: host and port are read in one way, here; a request that another server could read in two ways is
 refused; of a URL, only host and port leave this module for a record.

@@ -110,15 +110,15 @@ class HttpEnd:
 
     @property
     def may_respond(self) -> bool:
-        """Whether no response has begun, of the server's side."""
+        """True if no response has begun, on the server's side."""
         return self._http.our_state in (h11.IDLE, h11.SEND_RESPONSE)
 
     @property
     def wants_continue(self) -> bool:
-        """Whether the client waits for ``100 Continue`` before it sends its body."""
+        """True if the client waits for ``100 Continue`` before it sends its body."""
         return bool(self._http.they_are_waiting_for_100_continue)
 
     @property
     def trailing(self) -> bytes:
-        """What came after the request that opened a tunnel."""
+        """The bytes that came after the request that opened a tunnel."""
         return bytes(self._http.trailing_data[0])

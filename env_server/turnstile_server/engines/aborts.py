@@ -1,4 +1,4 @@
-"""What the client of an engine's server does at the end of a call or an update, and nothing else depends on."""
+"""Actions of an engine client at the end of a call or an update. Nothing else depends on them."""
 
 from __future__ import annotations
 

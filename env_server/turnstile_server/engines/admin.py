@@ -1,4 +1,4 @@
-"""What a trainer does to the engines: pauses, new weights, groups, adapters, sleep, workers.
+"""A trainer's control of the engines: pauses, new weights, groups, adapters, sleep, workers.
 
 ``EngineAdmin`` is the seam to the control API. A fleet implements all of it. ``LoneEngineAdmin`` is that of an
 engine without a fleet (the training loop as the sampler, test engines): what it lacks is refused with the reason.
@@ -33,7 +33,7 @@ class EngineAdmin(Protocol):
 
     @property
     def why_none_serves(self) -> str | None:
-        """Why no engine takes calls, though none are held; None while one does."""
+        """The reason that no engine takes calls, though calls are not held; None while one does."""
         return None
 
     @abstractmethod
@@ -102,7 +102,7 @@ class EngineAdmin(Protocol):
 
 
 class LoneEngineAdmin(EngineAdmin):
-    """Of one engine that is not in a fleet."""
+    """The admin of one engine that is not in a fleet."""
 
     def __init__(self, engine: Engine, versions: WeightVersions) -> None:
         self._engine = engine

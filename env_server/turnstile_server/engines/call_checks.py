@@ -1,4 +1,4 @@
-"""What a call to a server must be, and what its answer must be, whichever engine it is. Pure."""
+"""Checks of a call to a server and of its answer, whichever engine it is. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an engine's process writes, as lines of the server's own log, and its last lines for errors.
+"""The output of an engine's process, as lines of the server's own log, and its last lines for errors.
 
 What must hold: a child is never held up by a full pipe; a line is bounded, and moves no cursor and forges no
 record wherever it is shown; the thread that reads ends when the last process that can write has ended.

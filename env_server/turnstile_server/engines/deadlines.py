@@ -1,4 +1,4 @@
-"""How long an engine may be silent, and the pauses that do not count.
+"""Limits on how long an engine may be silent, and the pauses that do not count.
 
 What must hold: time in which we hold the engine paused counts against no time-out.
 """
@@ -15,8 +15,8 @@ import anyio
 
 
 class Timed(Protocol):
-    """What ends at a moment that can be moved: a cancel scope, a wait for an engine. ``deadline``: seconds of
-    anyio's clock."""
+    """Something that ends at a moment that can be moved: a cancel scope, a wait for an engine. ``deadline``:
+    seconds of anyio's clock."""
 
     @property
     def deadline(self) -> float: ...

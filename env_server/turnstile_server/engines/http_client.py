@@ -49,7 +49,7 @@ class EngineHttp:
         self._address: HttpAddress | None = None
         self._addressed = ""
         self._heads: dict[str, bytes] = {}
-        """What the heads of requests begin with, by path."""
+        """The beginnings of the heads of requests, by path."""
 
     async def open(self) -> None:
         """Makes the session. Connections are opened when they are needed."""
@@ -144,12 +144,12 @@ class EngineHttp:
             yield reply
 
     def place(self) -> anyio.Semaphore:
-        """What to enter: waits for a free slot, and holds it."""
+        """An async context manager that waits for a free slot, and holds it."""
         return self._slots
 
     def send(self, path: str, body: Sequence[bytes], headers: Mapping[str, str]) -> Sending:
-        """What to enter, with a slot held: sends one generation with the pieces of ``body``, and gives the reply
-        as soon as its head has come. Raises EngineUnavailable, EngineTimeout."""
+        """An async context manager, to enter with a slot held: it sends one generation with the pieces of
+        ``body``, and gives the reply as soon as its head has come. Raises EngineUnavailable, EngineTimeout."""
         return Sending(self, path, body, headers)
 
     async def post(self, path: str, body: Sequence[bytes], headers: Mapping[str, str]) -> EngineReply:

@@ -38,7 +38,7 @@ class EngineConnection(asyncio.Protocol):
         """When it was given back (the loop's clock)."""
         self.status = 0
         self.content_type = ""
-        """Of the reply, known once ``head`` has returned."""
+        """The content type of the reply, known once ``head`` has returned."""
         self.limit_s = math.inf
         """The time-out that ``deadline`` stands for, for the error."""
         self._ended, self._free = ended, free

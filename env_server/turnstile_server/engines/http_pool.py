@@ -33,8 +33,8 @@ NEXT_ADDRESS_S: Final = 0.25
 
 @dataclass(frozen=True, slots=True)
 class HttpAddress:
-    """Where a base URL leads. ``prefix``: the path before every path; ``authority``: as the Host header has it.
-    ``credentials``: the Authorization header of a URL with a user in it."""
+    """The address to which a base URL leads. ``prefix``: the path before every path; ``authority``: as the Host
+    header has it. ``credentials``: the Authorization header of a URL with a user in it."""
 
     host: str
     port: int

@@ -1,4 +1,4 @@
-"""What a model folder's ``config.json`` says, where the folder can be read here."""
+"""The content of a model folder's ``config.json``, where the folder can be read here."""
 
 from __future__ import annotations
 

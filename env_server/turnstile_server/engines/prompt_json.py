@@ -160,7 +160,7 @@ def shared_ids(one: Int32Array, other: Int32Array) -> int:
 
 
 def _same_place(one: Int32Array, other: Int32Array) -> bool:
-    """Whether both begin at one place in memory: a path's prompts lie in one buffer (``capture/path_buffer``)."""
+    """True if both begin at one place in memory: a path's prompts lie in one buffer (``capture/path_buffer``)."""
     if one.base is None or one.base is not other.base or one.strides != other.strides or one.dtype != other.dtype:
         return False
     return bool(one.__array_interface__["data"][0] == other.__array_interface__["data"][0])

@@ -50,7 +50,7 @@ class CallOrigin:
 
 @dataclass(frozen=True, slots=True)
 class EngineSampling:
-    """How a call is sampled. ``stop`` are strings, ``stop_token_ids`` ids; matched ones stay in the output.
+    """The sampling of a call. ``stop`` are strings, ``stop_token_ids`` ids; matched ones stay in the output.
 
     ``json_schema``: constrain the output by this JSON schema (only if ``capabilities.constrained``).
     """
@@ -72,7 +72,7 @@ class EngineSampling:
 
 @dataclass(frozen=True, slots=True)
 class EngineFinish:
-    """How a call ended. ``matched``: the stop string or stop token id that ended it, if any."""
+    """The end of a call. ``matched``: the stop string or stop token id that ended it, if any."""
 
     reason: Literal["stop", "length", "abort"]
     matched: int | str | None
@@ -180,7 +180,7 @@ class ExpertShape:
 
 @dataclass(frozen=True, slots=True)
 class EngineCapabilities:
-    """What an engine can do; read once at start.
+    """The capabilities of an engine; read once at start.
 
     ``context_length`` and ``vocab_size`` are the model's, in tokens.
     """
@@ -201,7 +201,7 @@ class EngineCapabilities:
     updates: frozenset[UpdateWay] = frozenset({"disk"})
     """The ways in which new weights can come."""
     tensor_format: TensorFormat | None = None
-    """How the pieces of an update by ``tensors`` are written; None where it takes none."""
+    """The format of the pieces of an update by ``tensors``; None where it takes none."""
     tensor_copies: int = 1
     """Copies of such a piece that a request has: one for each tensor-parallel rank of an SGLang."""
     adapters: bool = False
@@ -240,7 +240,7 @@ class EngineState:
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """How busy an engine is. ``kv_used``: share of its attention cache that is in use, 0 to 1.
+    """The load of an engine. ``kv_used``: share of its attention cache that is in use, 0 to 1.
 
     ``retracted``: calls put back into the queue for want of cache, since the engine started. ``age_s``: how long
     ago its scheduler said so, where another process tells it. None: not known.
@@ -255,8 +255,8 @@ class EngineLoad:
 
 @dataclass(frozen=True, slots=True)
 class EngineContext:
-    """What an engine is created from. ``tokenizer``: what ours gives for some texts, for an engine that has a
-    tokenizer of its own to compare."""
+    """The inputs from which an engine is created. ``tokenizer``: what ours gives for some texts, for an engine
+    that has a tokenizer of its own to compare."""
 
     settings: EngineSettings
     model_dir: Path
@@ -352,7 +352,7 @@ class Engine(Protocol):
         raise EngineRefused("This engine cannot load other weights.")
 
     async def load(self) -> EngineLoad | None:
-        """How busy the engine is; None where it does not say. Raises the errors of a request to it."""
+        """The load of the engine; None where it does not say. Raises the errors of a request to it."""
         return None
 
     # New weights that come in pieces: begin_update, load_bucket for each piece, end_update. The engine is paused

@@ -1,4 +1,4 @@
-"""What replies of engines over HTTP have in common: JSON, errors, event streams, and single values. Pure.
+"""The common code for replies of engines over HTTP: JSON, errors, event streams, and single values. Pure.
 
 What must hold: a value that cannot be recorded as it is, is an EngineProtocolError; none is filled in or changed.
 """

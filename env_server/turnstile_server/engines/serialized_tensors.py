@@ -60,7 +60,7 @@ _UNREADABLE: Final = (
     *(binascii.Error, pickle.UnpicklingError, EOFError, ValueError, TypeError, LookupError),
     *(AttributeError, RecursionError, OverflowError, MemoryError),
 )
-"""What reading bytes that are no pickle, or a pickle of something else, raises."""
+"""The errors of reading bytes that are no pickle, or a pickle of something else."""
 
 _BY_DESCRIPTOR: Final = frozenset({"rebuild_storage_fd", "DupFd"})
 _TENSOR_SHAPE_AT: Final = {
@@ -69,7 +69,7 @@ _TENSOR_SHAPE_AT: Final = {
     "rebuild_cuda_tensor": 1,
     "_rebuild_cuda_tensor_modified": 1,
 }
-"""Where the shape is among the arguments of a function that makes a tensor."""
+"""The index of the shape among the arguments of a function that makes a tensor."""
 
 
 def tensors_of(bucket: TensorBucket) -> list[tuple[str, tuple[int, ...]]]:
@@ -93,7 +93,7 @@ def tensors_of(bucket: TensorBucket) -> list[tuple[str, tuple[int, ...]]]:
 
 
 class _Record:
-    """What a class or function in the pickle would have made."""
+    """An inert record in place of what a class or function in the pickle would have made."""
 
     def __init__(self, name: str, arguments: tuple[Any, ...] = ()) -> None:
         self.name = name
@@ -169,7 +169,7 @@ def _listed(value: Any) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def _shape(tensor: Any) -> tuple[int, ...]:
-    """Of a record of a tensor. Raises ValueError for anything else."""
+    """The shape in a record of a tensor. Raises ValueError for anything else."""
     at = _TENSOR_SHAPE_AT.get(tensor.name)
     if at is not None:
         return _sides(tensor.arguments[at])

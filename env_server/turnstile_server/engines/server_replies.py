@@ -1,4 +1,4 @@
-"""How replies of SGLang and vLLM are read from ``http_client``: objects, and streams of chunks."""
+"""Readers of the replies that ``http_client`` gets from SGLang and vLLM: objects, and streams of chunks."""
 
 from __future__ import annotations
 

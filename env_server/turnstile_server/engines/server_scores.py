@@ -1,4 +1,4 @@
-"""How SGLang and vLLM are asked for scores: the calls of one score, and their time-out."""
+"""Requests for scores to SGLang and vLLM: the calls of one score, and their time-out."""
 
 from __future__ import annotations
 

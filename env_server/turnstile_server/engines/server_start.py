@@ -1,4 +1,4 @@
-"""What is alike in reading an SGLang and a vLLM at start: the wait until it answers, and what it must say.
+"""The common part of reading an SGLang and a vLLM at start: the wait until it answers, and what it must say.
 
 A server that loads a model answers nothing for minutes, so one that cannot be reached is waited for, for
 ``engine.start_timeout_s``, and the log says so at intervals. Every reason not to serve is a StartupError.
@@ -37,7 +37,7 @@ class ServerStart:
         self._name = name
         self._path = path
         self._last = ""
-        """What came of the last question that had no answer."""
+        """The outcome of the last question that had no answer."""
         loopback = urlsplit(url).hostname in ("localhost", "127.0.0.1", "::1")
         self._hint = " In a container this address is the container itself." if loopback else ""
 

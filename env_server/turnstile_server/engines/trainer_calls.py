@@ -37,7 +37,7 @@ class WaitingCall:
     over: anyio.Event = field(default_factory=anyio.Event)
     answer: _TrainerAnswer | None = None
     released: str | None = None
-    """Why the call ended without a completion."""
+    """The reason that the call ended without a completion."""
     taken: bool = False
 
     @property

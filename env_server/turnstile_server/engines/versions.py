@@ -84,8 +84,8 @@ class WeightVersions:
             self._sampled[name] = self._current.order
 
     def lag(self, name: str) -> int | None:
-        """How many versions were served after ``name``; None for a name that was never served here and sampled
-        nothing. Weights with an adapter (``v2+sql``) are as old as the weights."""
+        """The number of versions that were served after ``name``; None for a name that was never served here and
+        sampled nothing. Weights with an adapter (``v2+sql``) are as old as the weights."""
         order = self._order(name)
         return None if order is None or self._current is None else self._current.order - order
 

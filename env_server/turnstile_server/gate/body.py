@@ -119,7 +119,7 @@ class BodyParser:
         return request
 
     def _weigh(self, dialect: Dialect, body: bytes, before: ParseCache | None) -> tuple[Weight, Weight]:
-        """What of the body is new, and all of it."""
+        """The weight of the new part of the body, and of the whole body."""
         if before is None:
             whole = weigh(body)
             return whole, whole
@@ -127,7 +127,7 @@ class BodyParser:
         return before.weigh(body, dialect.history)
 
     def _is_small(self, new: Weight, whole: Weight) -> bool:
-        """Whether the body may be read on the event loop. It surely has no more values than are allowed."""
+        """True if the body may be read on the event loop. It then surely has no more values than are allowed."""
         inline, most = self._settings.inline_body_bytes, self._settings.max_body_values
         if whole.size <= inline and whole.objects <= INLINE_OBJECTS and whole.marks < most:
             return True

@@ -75,7 +75,7 @@ class ModelCall:
         self.shown = 0
         """Deltas that have left, at least in part, to some caller."""
         self.abandoned: str | None = None
-        """Why the reply is no longer wanted; None while a caller waits for it."""
+        """The reason that the reply is no longer wanted; None while a caller waits for it."""
         self.scope = anyio.CancelScope()
         """Around the generation."""
         self._waiters: list[asyncio.Future[None]] = []
@@ -171,7 +171,7 @@ class ModelCall:
     # What a dialect is given
 
     def head(self, model: str) -> ReplyHead:
-        """What is known of the reply before it is there; ``model`` as the caller named it."""
+        """The head of the reply, known before the reply is there; ``model`` as the caller named it."""
         return ReplyHead(self.turn_id, model, self.created, self.prompt_tokens)
 
     async def _change(self, ends_at: float | None = None) -> None:
@@ -238,7 +238,7 @@ def replayed(node: Node) -> ModelCall:
 
 
 def finished_reply(committed: CommittedTurn, head: ReplyHead) -> FinishedReply:
-    """What a dialect writes for a committed turn."""
+    """The reply that a dialect writes for a committed turn."""
     turn, prompt_tokens = committed.node.turn, committed.node.prompt_count
     return FinishedReply(
         head=head,

@@ -1,4 +1,4 @@
-"""What an episode's plan says of its model calls: their limits, and the headers that name their conversation."""
+"""An episode's plan for its model calls: their limits, and the headers that name their conversation."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class Generations:
         self._closed = False
 
     def idle(self) -> bool:
-        """Whether none goes on."""
+        """True if no generation goes on."""
         return not self._running
 
     def check_open(self) -> None:

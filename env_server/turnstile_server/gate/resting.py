@@ -17,7 +17,7 @@ from turnstile_server.capture import TokenTree
 from turnstile_server.heap import Heap
 
 SHARE: Final = 0.1
-"""Of one core, for packing."""
+"""Share of one core, for packing."""
 
 QUIET_S: Final = 1.0
 """Between two looks whether calls are in flight."""

@@ -50,7 +50,7 @@ _CALLER_GONE, _GONE = 499, "caller_gone"
 
 @dataclass(slots=True)
 class _ServedCall:
-    """What is known of a call while it is served."""
+    """The state of a call while it is served."""
 
     call: ModelCall | None = None
     """None: it was not admitted (yet)."""
@@ -68,7 +68,7 @@ class _ServedCall:
 
 
 class EpisodeDirectory(Protocol):
-    """What the gate needs of the owner of the episodes."""
+    """The owner of the episodes, as far as the gate needs it."""
 
     def open_episode(self, episode_id: str, key: str) -> EpisodeSession:
         """The running episode that ``key`` opens.

@@ -92,7 +92,7 @@ class EpisodeSession:
         self._last_refusal: TurnstileError | None = None
         self._refusals = 0
         self._seq = 0
-        """Of the next turn."""
+        """The ``seq`` of the next turn."""
         self._sampled = 0
         self._recorded_bytes = 0
         self._idempotency_keys: dict[bytes, str] = {}
@@ -108,7 +108,7 @@ class EpisodeSession:
 
     @property
     def latest_turn_id(self) -> str | None:
-        """Of the turn that was recorded last; None: there is none yet."""
+        """The id of the turn that was recorded last; None: there is none yet."""
         node = self.tree.newest
         return None if node is None else node.turn_id
 
@@ -258,7 +258,7 @@ class EpisodeSession:
     # What a call is compared with
 
     def parse_cache(self, dialect: str) -> ParseCache:
-        """What the episode's earlier calls in this dialect were parsed into."""
+        """The cache of what the episode's earlier calls in this dialect were parsed into."""
         return self._parse_caches[dialect]
 
     def earlier(self, request_key: str) -> tuple[EarlierCall, ModelCall | None]:

@@ -50,7 +50,7 @@ PROMPT_TAIL = 64
 
 MESSAGE_CHARS = 50
 CALL_CHARS = 50
-"""What a template does for a message, and for a call, takes as long as it takes to tokenize so many characters."""
+"""The cost of a message, and of a call, in the template: the time that it takes to tokenize so many characters."""
 
 Result = TypeVar("Result")
 
@@ -105,7 +105,7 @@ class CallContext:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What the engine is fed: int32 ids. ``parent`` None: ``context_ids`` is the whole prompt.
+    """The prompt that the engine is fed, as int32 ids. ``parent`` None: ``context_ids`` is the whole prompt.
 
     ``tokenized_bytes``: UTF-8 bytes that went through the tokenizer to make it.
     """
@@ -212,7 +212,7 @@ class Prompter:
 
 
 def _chars(message: Message) -> int:
-    """What a message costs to render, in characters."""
+    """The cost of rendering a message, in characters."""
     calls = sum(CALL_CHARS + len(call.name) + len(call.arguments) for call in message.tool_calls)
     texts = len(message.content) + len(message.reasoning or "") + len(message.name or "")
     return MESSAGE_CHARS + texts + calls
@@ -342,7 +342,7 @@ class TurnBuilder:
 
 
 def sampling_used(sampling: Sampling, engine: EngineSampling) -> SamplingUsed:
-    """What a turn records of the sampling that its engine call was given."""
+    """A turn's record of the sampling that its engine call was given."""
     return SamplingUsed(
         temperature=sampling.temperature,
         top_p=sampling.top_p,

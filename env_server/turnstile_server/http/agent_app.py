@@ -1,4 +1,5 @@
-"""What an agent reaches: the MCP endpoint at ``/e/{episode_id}/mcp``, the model API (the gate) everywhere else.
+"""The application that an agent reaches: the MCP endpoint at ``/e/{episode_id}/mcp``, the model API (the gate)
+everywhere else.
 
 No WebSocket is served. The gate answers the handshake of one like the GET that it is, so that the client learns
 over HTTP to come back without it. (Codex does so at once; otherwise it keeps trying for seconds.)

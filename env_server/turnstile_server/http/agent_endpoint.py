@@ -51,7 +51,7 @@ class HttpAgentEndpoint:
         self._idle_connection_s = idle_connection_s
         self._max_connections = max_connections
         self.connections = Connections("the sandboxes", limits, per_owner=max_connections)
-        """Of all sandboxes."""
+        """The connections of all sandboxes."""
 
     async def listen_unix(self, path: Path) -> HttpEpisodeListener:
         """See ``AgentEndpoint``."""

@@ -30,7 +30,7 @@ _SLOWEST_SWEEP_S = 1.0
 
 
 class ListenerLimits(Protocol):
-    """What a listener's section of the settings says about its connections."""
+    """The settings of a listener's section that are about its connections."""
 
     @property
     def head_timeout_s(self) -> float: ...
@@ -84,7 +84,7 @@ class Connections:
     def __init__(self, name: str, limits: ConnectionLimits, per_owner: int | None = None) -> None:
         self.limits = limits
         self.parts = PartQueue()
-        """What connections read is parsed by its turns."""
+        """The queue by whose turns the input of connections is parsed."""
         self._name = name
         self._per_owner = per_owner
         self._share = FairShare(limits.max_connections)
@@ -190,7 +190,7 @@ class Seat:
         self.whole = False
         """The body of the request that is served has come."""
         self.blocked = False
-        """What is sent waits: the client has not taken enough of what it was sent before."""
+        """Output waits: the client has not taken enough of what it was sent before."""
         self.closed = False
         """The connection is lost or was cut."""
         self._on_closed: Callable[[], None] | None = None
@@ -207,7 +207,8 @@ class Seat:
         self._on_timeout = on_timeout
 
     def owe(self, what: str, within_s: float | None) -> None:
-        """What the connection waits for its client for. The time runs on while ``what`` stays the same."""
+        """Sets what the client owes the connection, and the time for it. The time runs on while ``what`` stays the
+        same."""
         if what != self._owed:
             self._owed = what
             self._due = None if within_s is None else asyncio.get_running_loop().time() + within_s

@@ -28,7 +28,7 @@ class ConnectionShares:
 
 
 def connection_shares(settings: Settings) -> ConnectionShares:
-    """What the process's limit of descriptors leaves of the connections that the settings allow."""
+    """The connections that the process's limit of descriptors leaves of those that the settings allow."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     known = limit if limit != resource.RLIM_INFINITY else settings.max_descriptors
     return ConnectionShares(
@@ -53,7 +53,8 @@ def raise_descriptor_limit(settings: Settings) -> ConnectionShares:
 
 
 def too_few(shares: ConnectionShares, settings: Settings) -> str | None:
-    """What the process's limit does not allow of the settings, and what to do; None where it allows all."""
+    """A message on what the process's limit does not allow of the settings, and what to do; None where it allows
+    all."""
     reduced = [
         f"{name} {share} ({setting}: {asked})"
         for name, share, setting, asked in (

@@ -28,7 +28,7 @@ _STALL_S = 0.25
 
 
 class IntakeLimits(Protocol):
-    """What a listener's section of the settings says about all bodies together: bytes, seconds, bytes a second."""
+    """The settings of a listener's section that are about all bodies together: bytes, seconds, bytes a second."""
 
     @property
     def max_body_bytes_total(self) -> int: ...
@@ -41,7 +41,7 @@ class IntakeLimits(Protocol):
 
 
 class BodyLimits(Protocol):
-    """What a section of the settings says about one body: bytes and seconds."""
+    """The settings of a section that are about one body: bytes and seconds."""
 
     @property
     def max_body_bytes(self) -> int: ...
@@ -141,7 +141,8 @@ class Intake:
 
 
 class Reservation:
-    """What one request has reserved. ``size``: in bytes. ``section``: of the settings of what it is sent to."""
+    """The bytes that one request has reserved. ``size``: in bytes. ``section``: the section of the settings of
+    what it is sent to."""
 
     def __init__(self, intake: Intake, owner: str, section: str) -> None:
         self.size = 0

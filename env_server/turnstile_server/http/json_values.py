@@ -17,7 +17,8 @@ _QUOTE, _BACKSLASH = ord('"'), ord("\\")
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """What reading a JSON text may cost, told by counting bytes, also in strings. Weights of pieces add up.
+    """The cost that reading a JSON text may have, told by counting bytes, also in strings. Weights of pieces add
+    up.
 
     ``objects``: ``{``; ``marks``: ``,``, ``[`` and ``{``, behind one of which every value but the first stands;
     ``escapes``: those that may stand for such a mark.
@@ -54,13 +55,13 @@ def weigh(data: bytes, start: int = 0, end: int | None = None) -> Weight:
 
 
 def has_few_values(data: bytes, most: int) -> bool:
-    """Whether JSON text surely has no more values than ``most``. It counts what is in strings too."""
+    """True if JSON text surely has no more values than ``most``. It counts what is in strings too."""
     return sum(map(data.count, (b",", b"[", b"{"))) < most
 
 
 def count_values(data: bytes, most: int) -> int:
-    """How many values JSON text has, arrays and objects included and keys not; ``most`` + 1 for any number above
-    ``most``. Text that is no JSON gives some number.
+    """The number of values in JSON text, arrays and objects included and keys not; ``most`` + 1 for any number
+    above ``most``. Text that is no JSON gives some number.
 
     Each value but the first is behind a comma or is the first of an array or object, so at most as many as these
     are counted. Goes by slices, each of which keeps the interpreter lock for about a millisecond.
@@ -79,7 +80,8 @@ def count_values(data: bytes, most: int) -> int:
 
 
 def unescaped_quotes(data: Bytes, before: int = 0) -> tuple[Positions, int]:
-    """Where strings begin and end; the number of backslashes at the end. ``before``: that of the slice before."""
+    """The quotes at which strings begin and end; and the number of backslashes at the end. ``before``: that of the
+    slice before."""
     quotes = np.flatnonzero(data == _QUOTE)
     others = np.flatnonzero(data != _BACKSLASH)
     at_end = len(data) - 1 - int(others[-1]) if len(others) else before + len(data)

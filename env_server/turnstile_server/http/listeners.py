@@ -34,7 +34,7 @@ _NOT_WORTH_A_LINE = {
     "Invalid UTF-8 sequence received from client.",  # with a traceback
     "Unsupported upgrade request.",
 }
-"""What uvicorn would log of clients, who could fill the disk with it."""
+"""Lines that uvicorn would log of clients, who could fill the disk with them."""
 _LINES_OF_CLIENTS = (
     '%s - "WebSocket ',  # with the path that the client sent, of up to ``max_head_bytes``
     "connection open",
@@ -43,7 +43,7 @@ _LINES_OF_CLIENTS = (
     "HTTP response sent",
     "No supported WebSocket library detected.",
 )
-"""How further such lines begin, before their arguments are put in."""
+"""The beginnings of further such lines, before their arguments are put in."""
 
 
 def _is_worth_a_line(record: logging.LogRecord) -> bool:
@@ -105,7 +105,7 @@ class _UvicornServer(uvicorn.Server):
                 task.cancel()
 
     async def _ended(self, within_s: float) -> bool:
-        """Whether all connections and requests end by then."""
+        """True if all connections and requests end within that time."""
         assert self._acceptor is not None
         state = self.server_state
         with anyio.move_on_after(within_s):

@@ -30,7 +30,7 @@ _POLICY_VIOLATION = 1008
 
 
 class ListenerSettings(Protocol):
-    """What a listener's section of the settings says about its callers."""
+    """The settings of a listener's section that are about its callers."""
 
     @property
     def host(self) -> str: ...
@@ -52,7 +52,7 @@ class OriginRules:
     origins: frozenset[str]
     """``scheme://host:port``, ``scheme://host:*``, ``null`` or ``*``."""
     named_only: bool = False
-    """Where every name is served: only names that no stranger can have point here."""
+    """True: where every name is served, only those that no stranger can have point here."""
 
     @classmethod
     def of(

@@ -49,7 +49,7 @@ class PartQueue:
 
 
 class PartedInput:
-    """What one connection received and its protocol did not get yet.
+    """The input that one connection received and its protocol did not get yet.
 
     ``size``: bytes of the next part. ``feed`` hands a part to the protocol; ``takes_more`` says whether it wants
     another.

@@ -1,4 +1,5 @@
-"""What a connection is told when no application can answer for it: before a request is whole, or instead of one.
+"""The response on a connection when no application can answer for it: before a request is whole, or instead of
+one.
 
 Nobody knows the caller's dialect then. The body has the shape that the control API and OpenAI's have in common,
 and the header that the official SDKs obey.

@@ -1,4 +1,5 @@
-"""What a listener serves while the server behind it is still being built: ``/health``, ``/ready``, and patience.
+"""The application of a listener while the server behind it is still being built: ``/health``, ``/ready``, and a
+wait for all else.
 
 Platforms and OpenEnv's provider wait for ``/health`` and give up after seconds, while an engine may load for
 minutes. So ``/health`` answers at once; ``/ready`` is 503 and says what is waited for. Every other request waits
@@ -29,7 +30,7 @@ _KEY_PREFIX = re.compile(r"^/k/[^/]*")
 
 @dataclass(slots=True)
 class StartProgress:
-    """How far the start is. ``waits_for`` completes "the server is starting: it waits for …"."""
+    """The progress of the start. ``waits_for`` completes "the server is starting: it waits for …"."""
 
     waits_for: str = "its code"
 

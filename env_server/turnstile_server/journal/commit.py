@@ -70,7 +70,7 @@ class QueuedRecord:
         self.check()
 
     def check(self) -> None:
-        """Of an answered record: raises JournalUnavailable where it was refused."""
+        """Raises JournalUnavailable for an answered record that was refused."""
         if self.error is not None:
             raise JournalUnavailable(
                 f"The record was not stored: {self.error}. Free space or repair the disk that holds the data "
@@ -101,7 +101,7 @@ class GroupCommit:
         self._stats = stats
         self._reserve = reserve
         self.trouble: str | None = None
-        """Why the disk takes no turns now; None where it does. Set in the thread, read anywhere."""
+        """The reason that the disk takes no turns now; None where it does. Set in the thread, read anywhere."""
         self._refused_bytes = 0
         """The smallest record that the disk refused since it last took one."""
         self._check_due = time.monotonic()

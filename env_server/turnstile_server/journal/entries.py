@@ -1,4 +1,4 @@
-"""What the index knows of a record without its payload: where it lies and the facts that decisions need.
+"""Entries of the index: the position of a record and the facts that decisions need, without its payload.
 
 A position is one integer, ``segment << 40 | offset``, so that the order of positions is the order of records.
 """
@@ -43,7 +43,7 @@ NO_FACTS = RecordFacts()
 
 
 def needs_meta(record_type: int) -> bool:
-    """Whether the facts of such a record are in its meta. A scan need not parse the meta of other types."""
+    """True if the facts of such a record are in its meta. A scan need not parse the meta of other types."""
     return record_type in (RecordType.EPISODE, RecordType.EPISODE_DELETED)
 
 
@@ -83,7 +83,7 @@ class IndexEntry:
 
 @dataclass(frozen=True, slots=True)
 class RecordLocation:
-    """Where a stored record lies. ``length`` is in bytes and counts its header."""
+    """The location of a stored record. ``length`` is in bytes and counts its header."""
 
     position: int
     length: int

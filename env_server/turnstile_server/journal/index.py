@@ -43,7 +43,7 @@ CREATE TABLE dead (episode INTEGER, segment INTEGER, PRIMARY KEY (episode, segme
 CREATE INDEX dead_by_segment ON dead (segment);
 """
 _NEEDED = "EXISTS (SELECT 1 FROM dead d WHERE d.episode = t.episode AND d.segment != t.position >> 40)"
-"""Of a tombstone ``t``: records that it holds dead lie in other segments too."""
+"""The condition that a tombstone ``t`` is needed: records that it holds dead lie in other segments too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,8 @@ class LastState:
 
 @dataclass(frozen=True, slots=True)
 class SegmentUse:
-    """What of a segment must stay. ``kept_bytes``: living records, and tombstones that are still needed."""
+    """The part of a segment that must stay. ``kept_bytes``: living records, and tombstones that are still
+    needed."""
 
     segment: int
     living: int
@@ -122,7 +123,7 @@ class JournalIndex:
             self._insert(rows)
 
     def apply_summary(self, summary: Summary, mark: SegmentMark) -> None:
-        """What ``apply`` does with the summary's entries and its mark, without an object for each."""
+        """As ``apply`` with the summary's entries and its mark, without an object for each."""
         numbers = [self._number(name) for name in summary.episodes]
         base = position(summary.segment, 0)
         rows: list[tuple[int, int, int, int, float | None]] = []
@@ -282,7 +283,7 @@ class JournalIndex:
         return [RecordLocation(*row) for row in rows]
 
     def may_move(self, segment: int) -> bool:
-        """Whether records may move within the segment: no tombstone elsewhere draws its line between them."""
+        """True if records may move within the segment: no tombstone elsewhere draws its line between them."""
         (lines,) = self._db.execute(
             "SELECT count(*) FROM tombstones t WHERE before >> 40 = ? AND position >> 40 != ? AND EXISTS "
             "(SELECT 1 FROM records r WHERE r.episode = t.episode AND r.position >= t.before "

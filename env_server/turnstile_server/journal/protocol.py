@@ -98,8 +98,8 @@ class Journal(JournalReading, Protocol):
 
     @property
     def refusal(self) -> str | None:
-        """Why new episodes are refused now (no room, a disk that takes no records), as a sentence; None: they are
-        taken. Reading and deleting work all the same."""
+        """The reason that new episodes are refused now (no room, a disk that takes no records), as a sentence;
+        None: they are taken. Reading and deleting work all the same."""
         ...
 
     async def close(self) -> None:

@@ -55,9 +55,9 @@ class DiskBounds:
     """The bounds of the disk in bytes; None: off."""
 
     most: int | None
-    """What the journal may take."""
+    """Most bytes that the journal may take."""
     free: int | None
-    """What is to stay free on its file system."""
+    """Bytes that are to stay free on its file system."""
 
     @classmethod
     def of(cls, settings: JournalSettings, total: int) -> DiskBounds:
@@ -71,7 +71,7 @@ class DiskBounds:
         return cls(most, free)
 
     def sentence(self, directory: Path, used: int, total: int, settings: JournalSettings) -> str:
-        """What the bounds say, for the log and the terminal."""
+        """The bounds as a sentence, for the log and the terminal."""
         takes = f"the journal in {directory} takes {_size(used)} of {_size(total)}"
         if self.most is None and self.free is None:
             return f"{takes}; no bound of the disk is set (journal.retention_share, journal.retention_free_bytes)"
@@ -95,7 +95,8 @@ def _size(size: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What bounds of the disk say: the episodes to delete, and what is left over that they must not delete."""
+    """The result of the bounds of the disk: the episodes to delete, and what is left over that they must not
+    delete."""
 
     delete: list[str]
     short: int = 0

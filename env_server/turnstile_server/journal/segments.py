@@ -212,7 +212,8 @@ def read_at(file: BinaryIO, offset: int, end: int, name: str) -> FoundRecord | N
 
 
 def apparent_record(file: BinaryIO, offset: int) -> str:
-    """What a damaged place seems to have held, for the log: its header and its episode id may be whole."""
+    """A description of what a damaged place seems to have held, for the log: its header and its episode id may be
+    whole."""
     head = _read(file, offset, RECORD_HEADER.size + _PREFIX.size)
     if len(head) < RECORD_HEADER.size + _PREFIX.size or head[: len(MARKER)] != MARKER:
         return ""

@@ -75,7 +75,7 @@ class DiskSpace:
         beside: Sequence[Path],
     ) -> None:
         self.over: str | None = None
-        """Why the bounds of the disk allow no new episode; None where they do."""
+        """The reason that the bounds of the disk allow no new episode; None where they do."""
         self._directory = directory
         self._files = files
         self._settings = settings
@@ -149,7 +149,7 @@ class DiskSpace:
         return DiskBounds.of(self._settings, self._files.total_bytes(self._directory))
 
     def _disk_bytes(self) -> int:
-        """What the segments take on disk, and what is kept beside them."""
+        """Bytes on disk of the segments, and of what is kept beside them."""
         found = 0
         beside = (path for folder in self._beside for path in folder.glob("*"))
         for path in (*self._directory.glob(SEGMENT_PATTERN), *beside):
@@ -257,7 +257,7 @@ class DiskSpace:
         return min(found, key=lambda use: use.kept_bytes).segment if found else None
 
     def _is_wasteful(self, use: SegmentUse, pressed: bool) -> bool:
-        """Whether enough of a segment is dead to copy the rest. A damaged one is kept as it is."""
+        """True if enough of a segment is dead to copy the rest. A damaged one is kept as it is."""
         if use.damaged_bytes:
             return False
         try:

@@ -92,7 +92,7 @@ class SummaryBuilder:
         self._bytes += entry.length
 
     def covers(self, size: int, damaged_bytes: int) -> bool:
-        """Whether the records and the damage are all that a segment of this size can hold."""
+        """True if the records and the damage are all that a segment of this size can hold."""
         return FILE_HEADER.size + self._bytes + damaged_bytes == size
 
     def bytes_of(self, nonce: int, size: int, damaged_bytes: int) -> bytes:
@@ -112,7 +112,7 @@ class Summaries:
         self._builder = SummaryBuilder()
 
     def take(self, items: Iterable[Journaled]) -> None:
-        """What was stored, in order; a mark of a new segment closes the one before."""
+        """Takes what was stored, in order; a mark of a new segment closes the one before."""
         for item in items:
             if not isinstance(item, SegmentMark):
                 self._builder.add(item)

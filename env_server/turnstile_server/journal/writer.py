@@ -29,7 +29,7 @@ BUFFERS_PER_WRITE = 512
 
 @dataclass(slots=True)
 class SegmentTail:
-    """Where the next record goes. ``fd`` None: a segment with this number is to be created."""
+    """The place of the next record. ``fd`` None: a segment with this number is to be created."""
 
     segment: int
     nonce: int = 0
@@ -103,15 +103,15 @@ class SegmentWriter:
         return written
 
     def only_appends(self, size: int) -> bool:
-        """Whether writing ``size`` bytes now is a write and nothing else: no new segment, no repair."""
+        """True if writing ``size`` bytes now is a write and nothing else: no new segment, no repair."""
         tail = self._tail
         if tail.fd is None or self._torn or self._suspect or self._power:
             return False
         return tail.offset == FILE_HEADER.size or tail.offset + size <= self._settings.segment_bytes
 
     def why_not(self, size: int) -> OSError | None:
-        """Why ``size`` more bytes may not be written now; None if they may: the directory is another's, or the
-        disk is short of space (``min_free_bytes`` 0 allows all)."""
+        """The reason that ``size`` more bytes may not be written now: the directory is another's, or the disk is
+        short of space (``min_free_bytes`` 0 allows all). None if they may be written."""
         try:
             self._lock.check()
             if not self._settings.min_free_bytes:

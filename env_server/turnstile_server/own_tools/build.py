@@ -47,7 +47,8 @@ class BuiltTools:
 
 @dataclass(frozen=True, slots=True)
 class Workshop:
-    """What own tools are built with. ``fault``: of an episode whose mounted server cannot be started."""
+    """The parts that own tools are built with. ``fault``: the error of an episode whose mounted server cannot be
+    started."""
 
     threads: ToolThreads
     settings: ToolSettings

@@ -77,7 +77,7 @@ class OwnToolCatalog:
         return () if self._server is None else (*self._server.functions, *self._mounted)
 
     def of(self, task_id: str) -> tuple[OwnTools, ...]:
-        """Where the own tools of an episode of this task come from; the server's for a task that has none."""
+        """The sources of the own tools of an episode of this task; the server's for a task that has none."""
         built = (self._server, self._tasks.get(task_id))
         return tuple(source for tools in built if tools is not None for source in tools.sources)
 

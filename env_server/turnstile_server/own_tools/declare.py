@@ -1,6 +1,5 @@
-"""What a user's tool file imports: ``@tool`` and ``ToolContext``. Imports nothing heavy, and no other part of the
-server.
-"""
+"""The names that a user's tool file imports: ``@tool`` and ``ToolContext``. Imports nothing heavy, and no other
+part of the server."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., object])
 
 @dataclass(frozen=True, slots=True)
 class ToolDeclaration:
-    """What ``@tool`` said."""
+    """The arguments of ``@tool``."""
 
     where: Literal["host", "sandbox"]
     name: str | None
@@ -89,7 +88,7 @@ class ToolSandbox(Protocol):
 
 
 class EpisodeState(SimpleNamespace):
-    """What the host tools of one episode keep between calls, as attributes. Made empty for each episode.
+    """The state that the host tools of one episode keep between calls, as attributes. Made empty for each episode.
 
     Calls may overlap: hold ``lock`` around what must not. ``at_end`` registers what is to be closed.
     """
@@ -105,7 +104,8 @@ class EpisodeState(SimpleNamespace):
         self._at_end.append(close)
 
     def ended(self) -> list[Callable[[], object]]:
-        """What is to be closed, in that order. The owner of the state calls it once, at the end."""
+        """The functions that ``at_end`` registered, in the order in which to call them. The owner of the state
+        calls this once, at the end."""
         closing, self._at_end = self._at_end[::-1], []
         return closing
 

@@ -193,7 +193,7 @@ async def _all_tools(client: Client, most: int) -> Sequence[mcp.Tool]:
 
 
 def _said(error: BaseException) -> str:
-    """What an error says; of a group, what its first error says."""
+    """The message of an error; of a group, that of its first error."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     if isinstance(error, MountFailed | MissingVariable):

@@ -13,7 +13,7 @@ such a name, in any case of its letters (https://github.com/meta-pytorch/OpenEnv
 BUILT_IN = ("bash", "read_file", "write_file", "edit_file", "submit")
 
 _SHAPE = re.compile(r"[A-Za-z0-9_-]{1,64}")
-"""What every model API accepts as the name of a function."""
+"""The names that every model API accepts for a function."""
 
 
 @dataclass(frozen=True, slots=True)

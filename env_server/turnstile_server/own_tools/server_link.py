@@ -1,4 +1,4 @@
-"""What is known of the connection to a mounted server, and how much it may send.
+"""The state of the connection to a mounted server, and the bound on how much the server may send.
 
 ``ServerLink`` belongs to one connection: it notes why the connection ended, keeps the last lines of the server's
 standard error, and counts what the server sends without being asked. A server that sends more than its share is
@@ -54,7 +54,7 @@ class ServerLink:
         self._open.add(request_id)
 
     def answered(self, request_id: str | int | None) -> bool:
-        """Whether this answers a request that has no answer yet."""
+        """True if the message is the reply to a pending request."""
         known = request_id in self._open
         self._open.discard(request_id)
         return known
@@ -86,6 +86,6 @@ class ServerLink:
             self._window_began, self._notifications, self._garbage = now, 0, 0
 
     def why(self) -> str:
-        """Why the connection ended, with the last lines of the server's standard error."""
+        """The reason that the connection ended, with the last lines of the server's standard error."""
         said = self._reason or "the connection was closed"
         return said if not self._lines else f"{said}; the last of its standard error:\n" + "\n".join(self._lines)

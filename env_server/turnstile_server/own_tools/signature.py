@@ -66,7 +66,7 @@ class FunctionSignature:
         return checked.model_dump(mode="json", by_alias=True, exclude_unset=True)
 
     def result(self, returned: Any) -> ToolResult:
-        """What the function returned, as a result; one that its annotation does not allow is an error."""
+        """The return value of the function as a result; one that its annotation does not allow is an error."""
         try:
             converted = self._metadata.convert_result(returned)
         except ValidationError as error:
@@ -79,7 +79,7 @@ class FunctionSignature:
 
 
 def declaration(function: Callable[..., Any]) -> ToolDeclaration | None:
-    """What ``@tool`` said of the function, None where it has no such decorator."""
+    """The declaration that ``@tool`` made of the function, None where it has no such decorator."""
     found = vars(inspect.unwrap(function) if not inspect.ismethod(function) else function.__func__).get(DECLARED)
     assert found is None or isinstance(found, ToolDeclaration)
     return found

@@ -53,7 +53,7 @@ killed."""
 
 
 def _launcher() -> tuple[str, ...]:
-    """What stands before the command; nothing but Linux has it."""
+    """The launcher that stands before the command; only Linux has it."""
     here = (sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()))
     return here if sys.platform == "linux" else ()
 
@@ -157,7 +157,7 @@ class _Reader:
                 kill_group(self._process)
 
     async def _exit(self) -> str:
-        """How the process ended; its output ends a moment before it."""
+        """The end of the process, in words; its output ends a moment before it."""
         with anyio.move_on_after(_EXIT_S):
             await self._process.wait()
         code = self._process.returncode

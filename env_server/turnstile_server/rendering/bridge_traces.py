@@ -1,4 +1,4 @@
-"""What a template writes behind a reply, noted once for each shape of the new messages.
+"""The text that a template writes behind a reply, noted once for each shape of the new messages.
 
 The *shape* of a continuation is what is left of it without the callers' strings: how many calls the reply has,
 and of each new message its role and which fields it has. For each shape the template runs once on traced texts
@@ -63,7 +63,7 @@ class _Variant:
     texts: dict[tuple[str, int | None], MarkedText | None] = field(default_factory=dict)
 
     def fits(self, values: Sequence[str]) -> bool:
-        """Whether the template does the same with these strings."""
+        """True if the template does the same with these strings."""
         return all(guard.holds(values) for guard in self.guards)
 
 
@@ -223,7 +223,7 @@ def _values(reply: Message, new_messages: Sequence[Message]) -> tuple[str, ...]:
 
 
 def _places(reply: Message, stock_reply: Stock, new_messages: Sequence[Stock]) -> Iterator[tuple[Stock, str]]:
-    """Where the callers' strings stand in the template's messages: a dict and a key."""
+    """The places of the callers' strings in the template's messages: a dict and a key each."""
     for call, stock in zip(reply.tool_calls, stock_reply.get("tool_calls", ()), strict=True):
         yield stock["function"], "name"
         if call.id is not None:

@@ -292,7 +292,7 @@ class FamilyRenderer:
         return "\0" in text.partition(_CALL.name)[0]
 
     def _behind_probe(self, messages: Sequence[Message], *, prompt: bool) -> list[Piece]:
-        """What this family renders from the probe's text on; nothing where it refuses the messages."""
+        """The pieces that this family renders from the probe's text on; none where it refuses the messages."""
         try:
             ids = self._render(
                 self._prepare(self._stock([Message("user", "Hello"), *messages]), []), prompt=prompt

@@ -249,7 +249,7 @@ class FamilyReplyParser:
         return "\n".join(part.strip() for part in parts if part.strip())
 
     def _as_text(self) -> Message:
-        """What left already, and the rest of the raw text behind it."""
+        """The reply as text: what left already, and the rest of the raw text behind it."""
         content = self._content.text
         tail = Trim(content)
         rest = "".join(tail.feed(piece.text) for piece in self._held)

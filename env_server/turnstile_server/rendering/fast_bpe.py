@@ -155,7 +155,7 @@ def _ranks(spec: dict[str, Any]) -> dict[bytes, int] | None:
 
 
 def _made(model: dict[str, Any], vocabulary: dict[str, int], tokens: list[str]) -> Iterator[bool]:
-    """Whether the merges make each token of its own text."""
+    """For each token: True if the merges make it of its own text."""
     spec: dict[str, Any] = {
         "version": "1.0",
         "added_tokens": [],

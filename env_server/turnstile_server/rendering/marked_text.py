@@ -60,7 +60,7 @@ class Marks:
         ]
 
     def first(self, text: str) -> int:
-        """Where the first mark begins; the length of the text where there is none."""
+        """The start of the first mark; the length of the text where there is none."""
         found = self._find.search(text)
         return len(text) if found is None else found.start()
 

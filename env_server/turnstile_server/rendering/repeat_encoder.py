@@ -106,7 +106,7 @@ class RepeatEncoder:
         return "".join((*parts, text[position:])), gaps
 
     def _step(self, unit: str, sizes: NDArray[np.int32]) -> int | None:
-        """What is taken out of a repeat of ``unit`` has a multiple of so many characters."""
+        """The step in characters: a multiple of it is taken out of a repeat of ``unit``."""
         ids = ids_of(self._tokenizer, unit * (KEPT_CHARS // PERIOD_CHARS))
         period = _period(ids[len(ids) // 4 : -len(ids) // 4])
         if period is None:
@@ -124,8 +124,8 @@ def ids_of(tokenizer: Tokenizer, text: str) -> Int32Array:
 
 
 def _is_changed(text: str) -> bool:
-    """Whether NFC changes more of ``text`` than a few characters where two slices meet: places in it are found by
-    counting the bytes that tokens spell."""
+    """True if NFC changes more of ``text`` than a few characters where two slices meet. Places in the text are
+    found by counting the bytes that tokens spell."""
     if text.isascii():
         return False
     slices = (text[start : start + _SLICE_CHARS] for start in range(0, len(text), _SLICE_CHARS))
@@ -170,7 +170,7 @@ def _period(ids: Int32Array) -> int | None:
 
 
 def _is_periodic(spec: dict[str, Any]) -> bool:
-    """Whether the proof at the head of this module is one for the tokenizer."""
+    """True if the proof at the head of this module holds for the tokenizer."""
     written = json.dumps(spec["pre_tokenizer"])
     counts = [int(number) for match in _COUNTED.finditer(written) for number in match.groups() if number]
     return (

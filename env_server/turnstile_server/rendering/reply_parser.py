@@ -164,7 +164,7 @@ class TagParser:
         self.calls.append(parsed)
 
     def _abandon(self, status: ParseStatus, close: str, deltas: list[Delta]) -> None:
-        """What began as a call is text."""
+        """Turns what began as a call into text."""
         assert self._call is not None
         self._state = "content"
         self.status.append(status)

@@ -1,4 +1,4 @@
-"""What a template writes around a reply, seen in synthetic conversations.
+"""The text that a template writes around a reply, seen in synthetic conversations.
 
 Render a synthetic conversation that ends in an assistant message whose content is a marker, once alone (A) and
 once followed by the new messages and the generation prompt (B). What A has after the marker is the close of a
@@ -60,7 +60,7 @@ class Synthetic:
         self._thought = f"thought{secrets.token_hex(12)}"
         self.needs_tools = self._depends_on_tools()
         self.close = self._bare_close()
-        """What follows a reply without calls; None where the template does not show a reply's text."""
+        """The text that follows a reply without calls; None where the template does not show a reply's text."""
         self.turn_close_id = self._first_control(self.close or "", encoder)
         self.role_openers = self._find_role_openers(encoder)
         """Tokens that begin the message of another role."""
@@ -157,7 +157,8 @@ class Synthetic:
         return frozenset(index for index in found if index is not None)
 
     def _find_thinking_close(self) -> str:
-        """What the template writes between a reply's reasoning and its text; "" if it never shows reasoning."""
+        """The text that the template writes between a reply's reasoning and its text; "" if it never shows
+        reasoning."""
         reply = Message("assistant", self._marker, reasoning=self._thought)
         try:
             stock = self._template.stock([Message("user", "Hello"), reply])

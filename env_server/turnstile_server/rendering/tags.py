@@ -41,7 +41,7 @@ class Tags:
     think: tuple[Tag, Tag] | None = None
     call: tuple[Tag, Tag] | None = None
     call_format: CallFormat | None = None
-    """What stands between the tags of ``call``."""
+    """The format of the text between the tags of ``call``."""
 
 
 def find_tags(vocabulary: Vocabulary, call_format: CallFormat | None) -> Tags:

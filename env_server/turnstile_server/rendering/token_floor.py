@@ -40,12 +40,12 @@ _SPELLED_CHARS = 85 * PERIOD_CHARS
 the others."""
 
 _COST = 1000.0
-"""Of a string of the vocabulary. The library adds 10 for a character that is in no string."""
+"""The cost of a string of the vocabulary. The library adds 10 for a character that is in no string."""
 _UNKNOWN_COST = _COST + 10.0
 
 
 def _joins(character: str) -> bool:
-    """Whether a normal form may join the character with the one before it."""
+    """True if a normal form may join the character with the one before it."""
     return unicodedata.category(character)[0] == "M" or "\u1160" <= character <= "\u11ff"
 
 
@@ -53,7 +53,7 @@ _MARKS = "".join(filter(_joins, map(chr, range(0x300, 0x20000))))
 _STARTS = re.compile(f"[^{_MARKS}]")
 """A character that no normal form joins with the one before it, so that the text may be cut there."""
 _KEEPING = ("Isolated", "Contiguous", "MergedWithPrevious", "MergedWithNext")
-"""What a ``Split`` may do with its matches; ``Removed`` drops them."""
+"""Behaviours of a ``Split`` that keep its matches; ``Removed`` drops them."""
 
 
 class TokenFloor:
@@ -178,7 +178,7 @@ def _parts(spec: dict[str, Any] | None, name: str) -> list[dict[str, Any]]:
 
 
 def spells_its_text(spec: dict[str, Any]) -> bool:
-    """Whether the tokens of every text, joined, are the normalised text. ``spec``: the tokenizer as JSON."""
+    """True if the tokens of every text, joined, are the normalised text. ``spec``: the tokenizer as JSON."""
     model, added = spec["model"], spec["added_tokens"]
     parts = _parts(spec["pre_tokenizer"], "pretokenizers")
     normalizers = _parts(spec["normalizer"], "normalizers")
@@ -205,7 +205,7 @@ def spells_its_text(spec: dict[str, Any]) -> bool:
 
 
 def _keeps(part: dict[str, Any], *, bytewise: bool) -> bool:
-    """Whether a pre-tokenizer drops no text."""
+    """True if a pre-tokenizer drops no text."""
     match part["type"]:
         case "Split":
             return part["behavior"] in _KEEPING

@@ -39,7 +39,7 @@ class TokenText:
         return [b""] * len(ids) if table is None else [table[index] for index in ids.tolist()]
 
     def special(self, ids: Int32Array) -> list[bool]:
-        """Whether each is an added token that is more than whitespace."""
+        """For each id: True if it is an added token that is more than whitespace."""
         control = {} if self._table is None else self._table.control
         return [index in control for index in ids.tolist()]
 

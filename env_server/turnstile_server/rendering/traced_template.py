@@ -43,7 +43,7 @@ _TESTS: dict[str, bool] = {
     "false": False,
     "callable": False,
 }
-"""What these tests say of every string."""
+"""The answers of these tests for every string."""
 
 
 class TracedTemplate:

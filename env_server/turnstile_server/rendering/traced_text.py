@@ -45,13 +45,13 @@ class TextStep:
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """Where the string of ``slot`` is written, and what is done to it first."""
+    """A place where the string of ``slot`` is written, and the steps that are done to it first."""
 
     slot: int
     steps: tuple[TextStep, ...] = ()
 
     def text(self, values: Sequence[str]) -> str:
-        """What is written there; ``values``: the string of each slot."""
+        """The text that is written there; ``values``: the string of each slot."""
         text = values[self.slot]
         for step in self.steps:
             text = step.function(text, *step.arguments, **dict(step.options))
@@ -78,12 +78,12 @@ class Guard:
     answer: bool | int
 
     def holds(self, values: Sequence[str]) -> bool:
-        """Whether the strings of another run give the same answer."""
+        """True if the strings of another run give the same answer."""
         return _QUESTIONS[self.question](self.hole.text(values), self.argument) == self.answer
 
 
 class Trace:
-    """What one run of a template did. ``values``: the string of each slot, for the answers in this run."""
+    """The trace of one run of a template. ``values``: the string of each slot, for the answers in this run."""
 
     def __init__(self, values: Sequence[str]) -> None:
         self._values = values

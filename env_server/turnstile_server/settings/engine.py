@@ -119,7 +119,7 @@ class EngineSettings(Section):
 
 
 class RenderingSettings(Section):
-    """How messages become tokens."""
+    """The rendering of messages into tokens."""
 
     backend: Literal["auto", "template", "renderers"] = Field(
         "auto",

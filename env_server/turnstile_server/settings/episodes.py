@@ -17,7 +17,7 @@ _GRADINGS_OF_A_CORE = 2
 
 
 class EpisodeSettings(ReplaySettings):
-    """How many episodes there may be, and the ceilings of an episode's limits (also their defaults)."""
+    """The bounds on the number of episodes, and the ceilings of an episode's limits (also their defaults)."""
 
     max_open: int = Field(1024, ge=1, description="Episodes open at once, queued ones included; more are 429.")
     max_running: int = Field(
@@ -148,7 +148,7 @@ def _path_as_text(source: object) -> object:
 
 
 class TaskSettings(Section):
-    """Where tasks come from."""
+    """The sources of tasks."""
 
     sources: tuple[Annotated[str, BeforeValidator(_path_as_text)], ...] = Field(
         (),
@@ -259,7 +259,7 @@ CodeTarget = Annotated[str, Field(pattern=r"^.+:[A-Za-z_]\w*$")]
 
 
 class GradingSettings(Section):
-    """How the agents' work is judged."""
+    """The grading of the agents' work."""
 
     parallel: int | None = Field(
         None,

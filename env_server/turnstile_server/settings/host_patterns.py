@@ -40,7 +40,7 @@ class HostPattern:
         return not is_address(host) and (not self.host or host.endswith("." + self.host))
 
     def covers(self, other: HostPattern) -> bool:
-        """Whether every host that ``other`` matches is one of this pattern's."""
+        """True if every host that ``other`` matches is one of this pattern's."""
         if other.wildcard and self.wildcard:
             return self.host in ("", other.host) or other.host.endswith("." + self.host)
         return not other.wildcard and self.matches(other.host)
@@ -118,7 +118,7 @@ def _normal_address(address: IPv4Address | IPv6Address, text: str) -> str:
 
 
 def is_address(host: str) -> bool:
-    """Whether a host in its normal form is an address."""
+    """True if a host in its normal form is an address."""
     try:
         ip_address(host)
     except ValueError:

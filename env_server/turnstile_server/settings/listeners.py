@@ -21,7 +21,8 @@ _ORIGINS = (
 
 
 class _Clients(Section):
-    """What clients of a listener may cost before they have shown a key, and how fast they must be."""
+    """Bounds on the clients of a listener: what they may cost before they have shown a key, and how fast they must
+    be."""
 
     max_connections: int = Field(
         2048,

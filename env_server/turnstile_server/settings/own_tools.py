@@ -1,4 +1,4 @@
-"""How tools of one's own are said: in the settings (``tools``), or in a task (``tools:``)."""
+"""The declaration of own tools: in the settings (``tools``), or in a task (``tools:``)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class Where(StrEnum):
-    """Where a tool runs."""
+    """The place where a tool runs."""
 
     HOST = "host"
     """In the server's process, or beside it: with the server's own rights."""

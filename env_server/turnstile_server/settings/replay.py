@@ -1,4 +1,4 @@
-"""What is recorded of episodes' work folders, turn by turn (``docs/replay.md``)."""
+"""Settings of the record of episodes' work folders, turn by turn (``docs/replay.md``)."""
 
 from __future__ import annotations
 

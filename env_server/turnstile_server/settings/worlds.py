@@ -8,7 +8,7 @@ from turnstile_server.settings.section import Section
 
 
 class WorldSettings(Section):
-    """What the code of a world may cost. Its tools have the bounds of own tools (``tools.own_…``)."""
+    """Bounds on what the code of a world may cost. Its tools have the bounds of own tools (``tools.own_…``)."""
 
     reset_timeout_s: float = Field(
         60.0, gt=0, description="Time for a world's `reset`; then the episode fails, with the task at fault."

@@ -57,7 +57,7 @@ class EmbeddedEngine(Engine):
 
     @property
     def socket(self) -> Path:
-        """Where the child listens. Raises RuntimeError before ``start``."""
+        """The socket on which the child listens. Raises RuntimeError before ``start``."""
         return self._worker.socket
 
     @property

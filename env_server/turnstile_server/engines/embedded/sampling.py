@@ -15,7 +15,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class SamplingParameters:
-    """How one call is sampled, in SGLang's words; -1 switches ``top_k`` off."""
+    """The sampling parameters of one call, in SGLang's words; -1 switches ``top_k`` off."""
 
     temperature: float = 1.0
     top_p: float = 1.0

@@ -43,7 +43,7 @@ REST_S: Final = 30.0
 
 @dataclass(slots=True)
 class FleetCounts:
-    """What happened to calls, for metrics."""
+    """Counts of what happened to calls, for metrics."""
 
     resumed: int = 0
     failed_over: int = 0
@@ -287,7 +287,7 @@ class FleetCalls:
         return self._roster.get(ticket.worker or "")
 
     def _patience_s(self) -> float:
-        """How long a waiting call may wait on."""
+        """Seconds that a waiting call may still wait."""
         since = self._roster.none_since
         if since is None or self._roster.held:
             return float("inf")

@@ -41,7 +41,7 @@ class JoinedCompletion:
         self._spans: list[WeightSpan] = []
         self._part: list[EngineChunk] = []
         self._part_spans = WeightSpans()
-        """Of the part, as its chunks name them."""
+        """The weight spans of the part, as its chunks name them."""
         self._experts: list[ExpertArray] | None = [] if sampling.experts_from is not None else None
         """Rows of the tokens that were fed; None: not asked for, or a part has none."""
         self._boundary: _StopAtBoundary | None = None
@@ -69,7 +69,7 @@ class JoinedCompletion:
 
     @property
     def sampling(self) -> EngineSampling:
-        """How the next part is sampled: ``max_new_tokens`` is what is left."""
+        """The sampling of the next part: ``max_new_tokens`` is what is left."""
         if self.count == 0:
             return self._asked
         left = replace(self._asked, max_new_tokens=self._asked.max_new_tokens - self.count)
@@ -164,8 +164,8 @@ class JoinedCompletion:
         return self.count > self._handed or self.given_up > 0
 
     def hand_out(self, finish: EngineFinish | None = None) -> EngineChunk:
-        """What the caller was not given yet: tokens, and the number of those that were given up. A caller that is
-        given them as they come can account for all of them, however the call ends."""
+        """The tokens that the caller was not given yet, and the number of those that were given up. A caller that
+        is given them as they come can account for all of them, however the call ends."""
         ids = np.concatenate(self._ids)[self._handed :] if self._ids else np.empty(0, np.int32)
         logprobs = np.concatenate(self._logprobs)[self._handed :] if self._ids else np.empty(0, np.float32)
         chunk = EngineChunk(ids, logprobs, finish, given_up=self.given_up)
@@ -238,7 +238,7 @@ class _StopAtBoundary:
         """No stop string that began before the cut can end any more."""
 
     def find(self, ids: Int32Array) -> tuple[int, str] | None:
-        """How many of ``ids`` are taken, and the stop string that the last of them completes."""
+        """The number of ``ids`` that are taken, and the stop string that the last of them completes."""
         for taken, token in enumerate(ids.tolist(), 1):
             self._after.append(token)
             text = self._decode([*self._tail, *self._after])

@@ -308,7 +308,7 @@ class Fleet(Engine, EngineAdmin):
 
 
 def _alike(can: EngineCapabilities) -> dict[str, object]:
-    """What all workers must have alike: an episode may have calls on any of them."""
+    """The capabilities that all workers must have alike: an episode may have calls on any of them."""
     return {
         "vocabulary size": can.vocab_size,
         "context length": can.context_length,

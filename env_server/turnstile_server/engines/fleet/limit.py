@@ -1,4 +1,5 @@
-"""How many calls a worker is given at once: congestion control, after the way TCP finds its window. Pure.
+"""The limit on the calls that a worker is given at once: congestion control, after the way TCP finds its window.
+Pure.
 
 A worker that has more calls than its cache holds takes some of them back (a retraction: their cache is thrown away
 and computed again), so that throughput falls the more it is given. A fixed limit is wrong for some model, some
@@ -49,7 +50,7 @@ class WorkerLimit:
         return int(self._value)
 
     def observe(self, load: EngineLoad, in_flight: int) -> None:
-        """What the engine says of itself, with ``in_flight`` calls of ours on it."""
+        """Adjusts the limit to what the engine says of itself, with ``in_flight`` calls of ours on it."""
         if not self._adaptive:
             return
         retracted = self._newly_retracted(load)

@@ -38,8 +38,8 @@ class Placement:
         """Episodes that were placed on another worker than before."""
 
     def worker_of(self, origin: CallOrigin, calls: Mapping[str, int]) -> str | None:
-        """Where the episode's next call belongs among the workers that serve; ``calls``: how many each has. None
-        where no worker serves."""
+        """The worker for the episode's next call, among those that serve; ``calls``: how many each has. None where
+        no worker serves."""
         placed = self._placed.get(origin.episode_id)
         if placed is not None and placed in calls:
             return placed

@@ -1,4 +1,4 @@
-"""What an episode's calls have left in a worker's prefix cache. Pure.
+"""The tokens that an episode's calls have left in a worker's prefix cache. Pure.
 
 From it follows how much of the next prompt the engine should still have. A prompt that does not repeat the last
 one (another conversation of the episode, an edited history) says nothing, and neither does one after new weights
@@ -94,7 +94,7 @@ class PrefixMemory:
 
 
 def _begins(prompt: Int32Array, left: bytes | list[Int32Array]) -> bool:
-    """Whether ``prompt``, cut to their length, is what was left."""
+    """True if ``prompt``, cut to the length of what was left, is equal to it."""
     if isinstance(left, bytes):
         return _digest([prompt]) == left
     at = 0

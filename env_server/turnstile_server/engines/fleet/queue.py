@@ -24,7 +24,7 @@ class Ticket:
     admitted: Callable[[], None]
     """Called when ``worker`` is set."""
     tokens: int = 0
-    """Of its prompt."""
+    """Tokens of its prompt."""
     queued_at: float = 0.0
     """When it began to wait this time."""
     worker: str | None = None

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 HoldReason = Literal["pause", "update", "sleep"]
 
 FOLDER = "folder "
-"""How the source of a version begins whose weights are in a folder: it can be loaded again."""
+"""The prefix of the source of a version whose weights are in a folder: that version can be loaded again."""
 
 
 class Roster:
@@ -82,7 +82,7 @@ class Roster:
         return all(worker.gone for worker in self._workers.values())
 
     def why_none(self) -> str:
-        """Why no worker serves, in a sentence for the caller."""
+        """The reason that no worker serves, in a sentence for the caller."""
         reasons = [f"{worker.worker_id} is {worker.status}: {worker.detail}" for worker in self.workers]
         return "No engine serves: " + ("; ".join(reasons) or "there is none") + "."
 

@@ -1,4 +1,5 @@
-"""Whether a worker does better with all episodes at once, although its prefix cache does not hold them. Pure.
+"""Measures whether a worker does better with all episodes at once, although its prefix cache does not hold them.
+Pure.
 
 Episodes that take turns leave the worker idle while they run their tools. All at once keep it busy, and cost a
 prompt that is computed anew for each call: that pays where prompts are short or tools are slow, and is thrashing
@@ -32,7 +33,7 @@ class OpenTrial:
     def __init__(self) -> None:
         self.open = False
         self.settled = True
-        """What calls find in the cache was left by calls of the same way."""
+        """True if the tokens that calls find in the cache were left by calls of the same way."""
         self._rest, self._next_rest = 1, FIRST_REST
         """Measurements of this way before the other is tried, and after it was."""
         self._held_rate = self._open_rate = 0.0

@@ -1,4 +1,4 @@
-"""How many episodes take turns on a worker: as many as its prefix cache holds. Pure.
+"""The number of episodes that take turns on a worker: as many as its prefix cache holds. Pure.
 
 An agent's next call repeats all of its last one, so it is cheap while that is in the worker's cache. With more
 episodes than the cache holds, each call evicts what the next one needs, every prompt is computed anew, and
@@ -30,7 +30,7 @@ from turnstile_server.engines.fleet.trial import OpenTrial
 
 CUT: Final = 0.75
 CUT_ALL: Final = 0.5
-"""Where nearly all is lost (``ALL_LOST``), the budget is far too large."""
+"""The cut where nearly all is lost (``ALL_LOST``): the budget is far too large then."""
 ALL_LOST: Final = 0.8
 LOST: Final = 0.2
 KEPT: Final = 0.05
@@ -85,7 +85,7 @@ class _Turns:
             self.waiting.append(inside.priority)
 
     def ahead_of(self, priority: int) -> tuple[int, int, bool]:
-        """Of those that go before a new episode with ``priority``: how many take turns, what these need, and
+        """The episodes that go before a new one with ``priority``: how many take turns, what these need, and
         whether none waits."""
         if priority not in self._ahead:
             needs = [need for other, need in self._needed if other >= priority]
@@ -116,7 +116,7 @@ class EpisodeWindow:
         """Counts the cuts: what was left before a cut says nothing of the time after it."""
         self._expected = self._lost = self._calls = 0
         self._too_much = float("inf")
-        """What the episodes needed when tokens were lost last."""
+        """The tokens that the episodes needed when tokens were last lost."""
         self._patience, self._judged_good = FIRST_PATIENCE, 0
         self._length = 0.0
         """Mean need of episodes at their end; 0: none has ended."""
@@ -143,7 +143,7 @@ class EpisodeWindow:
         self._adaptive, self._budget, self._turns = False, None, None
 
     def admits(self, episode_id: str, tokens: int, now: float, priority: int = 0) -> bool:
-        """Whether a call of the episode, with a prompt of ``tokens``, may go to the worker now."""
+        """True if a call of the episode, with a prompt of ``tokens``, may go to the worker now."""
         if self._budget is None:
             return True
         self._forget_idle(now)
@@ -246,7 +246,7 @@ class EpisodeWindow:
         self._expected = self._lost = self._calls = 0
 
     def _taking(self) -> int:
-        """How many episodes take turns."""
+        """The number of episodes that take turns."""
         everyone = self._trial.open or self._budget is None
         return len(self._inside) if everyone else len(self._taking_turns().admitted)
 

@@ -29,7 +29,7 @@ class Worker:
     window: EpisodeWindow
     status: WorkerStatus = "joining"
     detail: str = ""
-    """Why it does not serve."""
+    """The reason that it does not serve."""
     version: str | None = None
     """The weights that it is known to have; None where that is not known."""
     calls: int = 0
@@ -54,7 +54,7 @@ class Worker:
     """Around ``watch``: cancelled when the worker is removed."""
 
     async def watch(self) -> None:
-        """What its engine does for as long as it is a worker."""
+        """Runs the ``watch`` of its engine for as long as it is a worker."""
         with self.watching:
             await self.engine.watch()
 

@@ -40,14 +40,15 @@ class LaunchCommand:
 
 @dataclass(frozen=True, slots=True)
 class EngineProgram:
-    """How one kind of engine is started. Flags are in their long form with dashes; the value None: a switch."""
+    """The program of one kind of engine, with its flags and environment. Flags are in their long form with dashes;
+    the value None: a switch."""
 
     module: str
     model_flag: str
     defaults: Mapping[str, str | None]
     """Given unless the user gives them."""
     required: Mapping[str, str | None]
-    """What exactness needs: given always, other values are refused."""
+    """Flags that exactness needs: they are always given, and other values are refused."""
     refused: Mapping[str, str]
     """Flags that the user may not give, and why."""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -133,7 +134,7 @@ def check_launch(kind: str, settings: LaunchSettings) -> EngineProgram:
 
 
 def missing_package(kind: str, settings: LaunchSettings, lines: Sequence[str]) -> str:
-    """What to do where the end of an engine's log says that its Python lacks a package; else empty."""
+    """Advice on what to do where the end of an engine's log says that its Python lacks a package; else empty."""
     found = next((match for line in reversed(lines) if (match := _NO_MODULE.search(line))), None)
     if found is None:
         return ""

@@ -37,7 +37,7 @@ STATUS_BYTES: Final = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class EngineExit:
-    """How an engine's process ended. ``code``: minus the signal's number for a signal; None: its guardian was
+    """The end of an engine's process. ``code``: minus the signal's number for a signal; None: its guardian was
     killed, and the engine with it."""
 
     code: int | None

@@ -63,7 +63,7 @@ class LaunchedEngine(Engine):
         self._served: str | None = None
         """The weights that were last seen to be served."""
         self._fence = ""
-        """Why calls are refused although the engine answers; empty where they are not."""
+        """The reason that calls are refused although the engine answers; empty where they are not."""
         self._paused: PauseMode | None = None
         self._asleep = False
         self._updated: Engine | None = None

@@ -36,7 +36,7 @@ POLL_S: Final = 0.25
 REPORT_S: Final = 10.0
 """Time between two log lines about an engine that is waited for."""
 SHOWN_CHARS: Final = 160
-"""Of the last line of its log, where the progress shows it."""
+"""Characters of the last line of its log, where the progress shows it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class EngineDown:
 
 
 async def _nobody(_event: EngineUp | EngineDown) -> None:
-    """Where nobody wants to be told."""
+    """The default of ``on_up`` and ``on_down``: nobody is told."""
 
 
 class EngineProcess:
@@ -84,9 +84,10 @@ class EngineProcess:
         check_launch(settings.kind, launch)
         self.name = settings.kind if launch.replicas == 1 else f"{settings.kind}-{replica}"
         self.exit: EngineExit | None = None
-        """How its last life ended; None before the first end."""
+        """The end of its last life; None before the first end."""
         self.down: EngineDown | None = None
-        """Why it does not answer, since it has ended; None while it answers, and before its first start."""
+        """The reason that it does not answer, since it has ended; None while it answers, and before its first
+        start."""
         self._settings = settings
         self._launch = launch
         self._model_dir = model_dir.resolve()
@@ -100,7 +101,7 @@ class EngineProcess:
         self._url: str | None = None
         self._lives = 0
         self._problem = ""
-        """Why we ended the life that runs."""
+        """The reason for which we ended the life that runs."""
         self._scope = anyio.CancelScope()
         self._task: asyncio.Task[None] | None = None
         self._first = anyio.Event()
@@ -108,7 +109,7 @@ class EngineProcess:
 
     @property
     def url(self) -> str | None:
-        """Where it answers; None while it does not."""
+        """The URL at which it answers; None while it does not."""
         return self._url
 
     @property

@@ -30,7 +30,7 @@ class LiveCall:
     maybe_divided: bool = False
 
     def stale_kv(self, version: str | None, start: int, cached_tokens: int) -> bool:
-        """Whether tokens from position ``start`` of the completion, sampled by ``version``, used an older cache.
+        """True if tokens from position ``start`` of the completion, sampled by ``version``, used an older cache.
 
         With ``start`` above 0 the tokens before them were sampled, and cached, by older weights. With 0 the whole
         prompt was computed by ``version``, except what was found in the prefix cache.

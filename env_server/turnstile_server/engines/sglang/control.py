@@ -1,4 +1,4 @@
-"""What is asked of an SGLang server beside calls: pauses, which weights it serves, how busy it is, sleep.
+"""Requests to an SGLang server beside calls: pauses, which weights it serves, how busy it is, sleep.
 
 Owns the pause of one server and what is known of its weights. What must hold: weights change only while the server
 is paused; after each change the server's own word for its weights is read back and compared; where the weights may
@@ -38,9 +38,9 @@ class SGLangControl:
         self.version: str | None = None
         """The weights the server is known to have; None after an update that may have failed half-way."""
         self.paused = False
-        """Whether our caller asked for a pause that lasts."""
+        """True if our caller asked for a pause that lasts."""
         self.mode: PauseMode = "retract"
-        """What the last pause did with calls in flight."""
+        """The mode of the last pause: what it did with calls in flight."""
         self.asleep = False
         self.prefix_keys = PrefixKeys()
         self.keeps_old_cache = False
@@ -77,7 +77,7 @@ class SGLangControl:
         return EngineState(ok=True, weight_version=version, paused=self.paused, detail=detail)
 
     async def served_version(self) -> str | None:
-        """What the server calls its weights; None where it says that they are unknown."""
+        """The server's name for its weights; None where it says that they are unknown."""
         version = (await self.get("/model_info")).get("weight_version")
         return None if version in (None, UNKNOWN_WEIGHTS) else str(version)
 
@@ -175,8 +175,8 @@ def _count(rank: Mapping[str, Any], name: str) -> int:
 
 
 def _age_s(told_at: Any, written_at: list[Any]) -> float | None:
-    """How old the oldest rank's load is: the server gives what its schedulers wrote last, also where one of them
-    stands still. Both times are of the server's clock; None where it does not say them."""
+    """Age of the oldest rank's load, in seconds: the server gives what its schedulers wrote last, also where one
+    of them stands still. Both times are of the server's clock; None where it does not say them."""
     if not isinstance(told_at, str) or not all(isinstance(at, int | float) and at > 0 for at in written_at):
         return None
     try:

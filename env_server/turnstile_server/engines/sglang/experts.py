@@ -26,12 +26,13 @@ from turnstile_server.engines.replies import refuse
 from turnstile_server.errors import EngineRefused, StartupError
 
 WIRE_BYTES: Final = 16 / 3
-"""Of one number of an expert in a reply: int32, in base64."""
+"""Bytes of one number of an expert in a reply: int32, in base64."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertRequest:
-    """What a call asks for: the rows from position ``start`` of a call with a prompt of ``prompt`` tokens."""
+    """A call's request for experts: the rows from position ``start`` of a call with a prompt of ``prompt``
+    tokens."""
 
     shape: ExpertShape
     start: int
@@ -65,7 +66,8 @@ class ExpertRequest:
 
 
 def expert_request(engine: EngineCapabilities, sampling: EngineSampling, prompt: int) -> ExpertRequest | None:
-    """What a call with ``prompt`` tokens asks for. Raises EngineRefused where the engine returns no experts."""
+    """The request for experts of a call with ``prompt`` tokens; None where it asks for none. Raises EngineRefused
+    where the engine returns no experts."""
     if sampling.experts_from is None:
         return None
     if engine.experts is None:

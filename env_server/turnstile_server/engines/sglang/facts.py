@@ -1,4 +1,5 @@
-"""What an SGLang server says of itself, read into what the engine must know. Pure but for ``config.json`` files.
+"""The facts that an SGLang server reports about itself, read into what the engine must know. Pure but for
+``config.json`` files.
 
 Every reason not to serve is a StartupError that names what was asked, what came, and what to do.
 """
@@ -50,7 +51,7 @@ _MODEL_FACTS: Final = (
     "num_key_value_heads",
     "intermediate_size",
 )
-"""Of ``config.json``: what must be equal for two folders to be versions of one model."""
+"""Keys of ``config.json`` that must be equal for two folders to be versions of one model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +168,7 @@ def _ways(server: Mapping[str, Any]) -> frozenset[UpdateWay]:
 
 
 def _no_sleep(server: Mapping[str, Any]) -> str:
-    """Why the server's memory cannot be freed; empty where it can, as in our own worker."""
+    """The reason that the server's memory cannot be freed; empty where it can, as in our own worker."""
     if server.get(SCALED_INPUT_LOGPROBS) is True:
         return ""
     if server.get("device") == "cpu":

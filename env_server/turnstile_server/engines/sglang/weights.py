@@ -63,7 +63,7 @@ class SGLangWeights:
         self._shapes: TensorShapes | None = None
         self._shapes_read = False
         self._way: UpdateWay | None = None
-        """Of the update that has begun and not ended."""
+        """The way of the update that has begun and not ended."""
         self._pieces = 0
         self._folder_of: dict[str, str] = {}
         """The folder of every weight version that was served since start."""
@@ -247,7 +247,7 @@ class SGLangWeights:
         await anyio.to_thread.run_sync(check)
 
     def _model_shapes(self) -> TensorShapes | None:
-        """Of the model that the server started with; None where they cannot be known."""
+        """The tensor shapes of the model that the server started with; None where they cannot be known."""
         if not self._settings.check_weights or self._facts.checks_tensors or self._facts.quantized:
             return None  # quantised layers take tensors of other shapes than they have on disk
         if not self._shapes_read:

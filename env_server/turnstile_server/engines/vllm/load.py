@@ -1,4 +1,4 @@
-"""How busy a vLLM server is, from its Prometheus page. Its ``/load`` says 0 unless a flag is set."""
+"""The load of a vLLM server, from its Prometheus page. Its ``/load`` says 0 unless a flag is set."""
 
 from __future__ import annotations
 

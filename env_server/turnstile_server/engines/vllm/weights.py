@@ -62,7 +62,7 @@ class VllmWeights:
         self._last: str | None = None
         """The version that was last certain."""
         self._source_of: dict[str, str] = {}
-        """What every version that was served since start stands for: a folder, or an update by value."""
+        """The source of every version that was served since start: a folder, or an update by value."""
 
     def attached(self, facts: VllmFacts) -> None:
         """Called once the server was read."""

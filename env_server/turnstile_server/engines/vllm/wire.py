@@ -32,7 +32,7 @@ ID_PREFIX: Final = "generate-tokens-"
 """vLLM puts this before the ``request_id`` of a call. An abort without it does nothing, and answers 200."""
 
 MISSING_LOGPROB: Final = -9999.0
-"""What vLLM sends for a logprob that is missing, NaN or -inf."""
+"""The value that vLLM sends for a logprob that is missing, NaN or -inf."""
 
 _FINISH: Final[dict[str, Literal["stop", "length", "abort"]]] = {
     "stop": "stop",

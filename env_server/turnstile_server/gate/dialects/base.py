@@ -22,7 +22,7 @@ NO_PARAMS: Mapping[str, str] = {}
 
 
 class Purpose(Enum):
-    """What an endpoint is for. Only ``TURN`` makes turns; the others leave no trace."""
+    """The purpose of an endpoint. Only ``TURN`` makes turns; the others leave no trace."""
 
     TURN = auto()
     COUNT = auto()
@@ -66,7 +66,7 @@ def endpoint(path: str, purpose: Purpose, *, header: str | None = None) -> Endpo
 
 @dataclass(frozen=True, slots=True)
 class WireTool:
-    """How a tool is named on the wire, where the model sees another name.
+    """The name of a tool on the wire, where the model sees another name.
 
     ``namespace``: the namespace it was offered in. ``custom``: it takes one free text instead of JSON. The model
     is then offered, and calls, a function with the one string argument ``input``.
@@ -125,7 +125,7 @@ class ModelRequest:
     wire_tools: Mapping[str, WireTool] = field(default_factory=dict)
     """By the name that the model sees; a tool that is missing here has that name on the wire."""
     wire: Mapping[str, Any] = field(default_factory=dict)
-    """What else the dialect's own writer must know of the request. Nothing else reads it."""
+    """Further facts of the request for the dialect's own writer. Nothing else reads them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class ReplyHead:
-    """What is known of a reply before its first token.
+    """The facts of a reply that are known before its first token.
 
     ``created`` is Unix seconds. ``prompt_tokens`` is 0 until the prompt is rendered.
     """

@@ -88,7 +88,7 @@ class Conversation:
         return self._counts[count - 1] if count else 0
 
     def weight(self, count: int) -> Weight:
-        """What the first ``count`` items weigh. At the cost of the others."""
+        """The weight of the first ``count`` items. The time that it takes grows with the other items."""
         weight, end = self._weight, self.end(len(self))
         kept = self.end(count)
         for piece in reversed(self._pieces):
@@ -99,7 +99,7 @@ class Conversation:
         return weight
 
     def common(self, body: bytes, start: int) -> int:
-        """How many items at ``start`` of ``body`` are the first of this history, byte for byte."""
+        """The number of items at ``start`` of ``body`` that are the first of this history, byte for byte."""
         length = 0
         for piece in self._pieces:
             if not body.startswith(piece, start + length):
@@ -178,8 +178,8 @@ class Conversation:
 
 
 def _common(piece: bytes, body: bytes, at: int) -> int:
-    """How many bytes at the start of ``piece`` are those at ``at`` of ``body``: a search by halves, each of which
-    is compared at the speed of memory."""
+    """The number of bytes at the start of ``piece`` that are those at ``at`` of ``body``: a search by halves, each
+    of which is compared at the speed of memory."""
     known, most = 0, len(piece)
     while known < most:
         half = (known + most + 1) // 2

@@ -37,7 +37,7 @@ Debian 12, takes wrongly.)"""
 
 
 _COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd")
-"""How gzip (RFC 1952, 2.3.1) and zstd (RFC 8878, 3.1.1) begin."""
+"""The first bytes of gzip (RFC 1952, 2.3.1) and zstd (RFC 8878, 3.1.1)."""
 
 
 def read_object(body: bytes) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Where the lists of a JSON body lie, found in its bytes.
+"""The positions of the lists of a JSON body, found in its bytes.
 
 A body is its *head*, up to and with the ``[`` of a list, the list's items, and its *tail*, from the ``]`` on. What
 the functions ``find_…`` find is a proposal, for which they look at strings and brackets alone. A parser proves it,
@@ -55,7 +55,7 @@ def find_list(text: bytes, key: str, start: int = 0, depth: int = 0) -> int | No
 
 
 def find_items(text: bytes, start: int, likely_end: int | None = None) -> tuple[list[int], int] | None:
-    """Where each object or list ends that lies in the list around ``start``, and the offset of that list's ``]``.
+    """The end of each object or list in the list around ``start``, and the offset of that list's ``]``.
 
     ``start``: behind the list's ``[`` or behind one of its items. ``likely_end``: of the list; only time depends
     on it. None: the list does not end.
@@ -151,7 +151,7 @@ def _marked(text: bytes, *marks: tuple[int, int, bytes]) -> dict[str, Any] | Non
 
 
 def _find_inner(text: bytes, at: int, key: str, known: Iterable[ToolList]) -> tuple[int, ToolList] | None:
-    """Where the first list ``key`` lies in ``text``, an object that lacks a value at ``at``; and that list."""
+    """The offset of the first list ``key`` in ``text``, an object that lacks a value at ``at``; and that list."""
     found = re.search(rb'"%b"[ \t\n\r]*+:[ \t\n\r]*+\[' % re.escape(key).encode(), text)
     if found is None:
         return None

@@ -1,4 +1,5 @@
-"""What OpenAI's two dialects share: parts, arguments, tool choice, formats, errors and the list of models.
+"""The code that OpenAI's two dialects share: parts, arguments, tool choice, formats, errors and the list of
+models.
 
 (https://platform.openai.com/docs/api-reference, https://platform.openai.com/docs/guides/error-codes) A value
 that cannot be read or obeyed raises InvalidRequest, which names the field.
@@ -17,7 +18,7 @@ from turnstile_server.errors import InvalidRequest, TurnstileError
 from turnstile_server.gate.dialects.json import dumped, forced_call, kind, text
 
 LOGPROBS = "logprobs are recorded for the trainer and not sent to agents; leave them out"
-"""Why log probabilities are refused; each dialect asks for them in its own field."""
+"""The reason for refusing log probabilities; each dialect asks for them in its own field."""
 
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
@@ -68,7 +69,7 @@ def refuse_logit_bias(source: Mapping[str, Any]) -> None:
 
 
 def may_call(choice: Any) -> bool:
-    """Whether ``tool_choice`` lets the model call tools."""
+    """True if ``tool_choice`` lets the model call tools."""
     if choice in (None, "auto"):
         return True
     if choice == "none":

@@ -23,7 +23,7 @@ from turnstile_server.gate.dialects.tool_lists import ToolLists
 from turnstile_server.http.json_values import Weight, weigh
 
 CONVERSATIONS = 8
-"""How many histories are remembered: one for each conversation (sub-agent) that is active."""
+"""Histories that are remembered: one for each conversation (sub-agent) that is active."""
 
 REMEMBERED_BYTES = 8 << 20
 """Bytes of bodies that are remembered for an episode and dialect; the oldest are forgotten first."""
@@ -37,7 +37,7 @@ TOOLS = "tools"
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a body's history begins (``start``, behind the ``[``; None: not found), and the conversation with
+    """The start of a body's history (``start``, behind the ``[``; None: not found), and the conversation with
     which it shares the first ``count`` items; ``weight``: the whole body's, where it is known."""
 
     body: bytes
@@ -53,7 +53,7 @@ class _Place:
 
     @property
     def resume(self) -> int:
-        """Where what is new begins."""
+        """The offset at which the new part begins."""
         return (self.start or 0) + self.size
 
 
@@ -77,7 +77,7 @@ class ParseCache:
         self._conversations: list[Conversation] = []
         """The one that was used last is the last."""
         self._placed: _Place | None = None
-        """Of the body that was weighed last, while nothing has changed."""
+        """The place of the body that was weighed last, while nothing has changed."""
         self._replied: dict[str, str] = {}
         """Texts of replies, each by itself; the latest is the last."""
         self.continued = 0
@@ -89,7 +89,8 @@ class ParseCache:
         return sum(conversation.size for conversation in self._conversations)
 
     def weigh(self, body: bytes, key: str) -> tuple[Weight, Weight]:
-        """What of the body is new, and all of it. At the cost of what is new."""
+        """The weight of the new part of the body, and of the whole body. The time that it takes grows with the new
+        part."""
         self._placed = place = self._place(body, key)
         if place.conversation is None or place.start is None or place.conversation.outline is None:
             whole = weigh(body)

@@ -46,7 +46,8 @@ class ReadBody:
         return self._source
 
     def outline(self, make: Callable[[ReadBody, Mapping[str, str]], Made], params: Mapping[str, str]) -> Made:
-        """What ``make`` makes of all but the history, which it does not look at. The result is shared."""
+        """The result of ``make`` for all but the history, which ``make`` does not look at. The result is
+        shared."""
         if self._parts is None:
             return make(self, params)
         outline = self._parts.outline
@@ -55,7 +56,8 @@ class ReadBody:
         return cast(Made, outline.made)
 
     def tools(self, make: Callable[[dict[str, Any]], Made]) -> Made:
-        """What ``make`` makes of the body's ``tools``, which is all that it looks at. The result is shared."""
+        """The result of ``make`` for the body's ``tools``, which is all that ``make`` looks at. The result is
+        shared."""
         tools = None if self._parts is None else self._parts.outline.tools
         if tools is None:
             return make(self.source)

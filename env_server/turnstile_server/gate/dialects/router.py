@@ -57,7 +57,8 @@ class DialectRouter:
         return None
 
     def not_served(self, path: str) -> str:
-        """Why ``path`` is a 404, as a sentence for the caller; says so where a version stands in it twice."""
+        """The reason that ``path`` is a 404, as a sentence for the caller. The sentence says so if the path has
+        the version twice."""
         first, second = [*path.split("/"), "", ""][1:3]
         hint = ""
         if first in self._versions and second in self._versions:

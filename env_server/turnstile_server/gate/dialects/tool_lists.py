@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 TOOL_LISTS = 32
-"""How many lists are kept, those that were used last."""
+"""Lists that are kept: those that were used last."""
 
 TOOL_LIST_BYTES = 2 << 20
 """Bytes of their texts together; as values they take several times as much."""

@@ -1,4 +1,4 @@
-"""How models write tool calls in their text.
+"""The formats in which models write tool calls in their text.
 
 - ``protocol``: the seam: the tags around a call, and what stands between them.
 - ``registry``: the formats by name, and which one a chat template asks for.

@@ -35,7 +35,7 @@ class LoadFolder:
         return {"ok": True, "revision": REVISION, "path": state.path, "broken": state.broken}
 
     def turnstile_check_folder(self, path: str) -> dict[str, Any]:
-        """Whether the folder can be loaded; changes nothing."""
+        """Checks that the folder can be loaded; changes nothing."""
         return _answer(self, lambda state: _checked(state, _layout_of_folder(path), path))
 
     def turnstile_load_folder(self, path: str) -> dict[str, Any]:
@@ -73,7 +73,7 @@ class LoadFolder:
         return _answer(self, add)
 
     def turnstile_check_added(self) -> dict[str, Any]:
-        """Whether the tensors that were added are the whole model; changes nothing."""
+        """Checks that the tensors that were added are the whole model; changes nothing."""
         return _answer(self, lambda state: _checked(state, _layout_of_tensors(state.added), "the tensors sent"))
 
     def turnstile_load_added(self) -> dict[str, Any]:
@@ -89,7 +89,7 @@ class LoadFolder:
 
 
 class _State:
-    """What one worker remembers between calls."""
+    """The state that one worker keeps between calls."""
 
     def __init__(self, start_folder: str) -> None:
         self.path = start_folder

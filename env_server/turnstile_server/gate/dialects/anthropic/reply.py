@@ -151,7 +151,7 @@ def signature(head: ReplyHead) -> str:
 
 
 def stop(reply: FinishedReply) -> dict[str, Any]:
-    """Why the reply stopped.
+    """The reason that the reply stopped, as fields of the message.
 
     A reply that was cut off says so even if it has calls, because calls may be missing.
     """

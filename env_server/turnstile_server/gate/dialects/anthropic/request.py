@@ -137,7 +137,7 @@ def _tool(item: dict[str, Any], where: str) -> Tool:
 
 
 def _parse_calls(choice: Any) -> bool:
-    """Whether the model may call tools.
+    """True if the model may call tools.
 
     ``disable_parallel_tool_use`` is recorded and not obeyed: the policy chooses how many calls a reply has.
     """
@@ -150,7 +150,7 @@ def _parse_calls(choice: Any) -> bool:
 
 
 def _show_reasoning(thinking: Any) -> bool:
-    """Whether the client asked for thinking blocks; a client that did not may be unable to read one."""
+    """True if the client asked for thinking blocks; a client that did not may be unable to read one."""
     if thinking is None:
         return False
     if not isinstance(thinking, dict):

@@ -183,7 +183,7 @@ def _model(name: str, context_length: int) -> dict[str, Any]:
 
 
 class Framing(Protocol):
-    """How the objects of a stream follow each other."""
+    """The bytes before, around and after the objects of a stream."""
 
     content_type: str
 

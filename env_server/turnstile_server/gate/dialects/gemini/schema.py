@@ -92,7 +92,7 @@ def _tool(declared: dict[str, Any], where: str) -> Tool:
 
 
 def may_call(source: Mapping[str, Any]) -> bool:
-    """Whether the model may call tools. Raises InvalidRequest for a request that forces or restricts calls.
+    """True if the model may call tools. Raises InvalidRequest for a request that forces or restricts calls.
 
     ``VALIDATED`` is taken as ``AUTO``: the model chooses between a call and text. Its promise that arguments fit
     their schema is not kept, because a grammar would change what the policy samples.
