@@ -17,7 +17,7 @@ from turnstile_server.agents.spec import EndRule, Scalar, TextPattern
 
 @dataclass(frozen=True, slots=True)
 class LoggedEnding:
-    """How an agent ended, by its own log."""
+    """The end of an agent, by its own log."""
 
     failed: bool
     """The agent failed, and the episode has no reward. False: its work is graded."""

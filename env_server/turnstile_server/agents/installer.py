@@ -67,7 +67,7 @@ class Installer:
         return f"{spec.extends or spec.name}-{self._digest(spec)}-py{PYTHON_VERSION}"
 
     def folders_of(self, spec: AgentSpec, *, carried: bool) -> dict[str, Path]:
-        """What a sandbox of the agent mounts, by its name inside. ``carried``: the sandbox has the carried
+        """The folders that a sandbox of the agent mounts, by name inside. ``carried``: the sandbox has the carried
         runtime. Many npm packages are binaries, which need no Node.js."""
         end = _CARRIED if carried else ""
         names = {self.name_of(spec): end if spec.install.pip or spec.install.npm else ""}
@@ -76,7 +76,7 @@ class Installer:
         return {name: self.folder / f"{name}{suffix}" for name, suffix in names.items()}
 
     def installed(self, spec: AgentSpec, *, carried: bool = False) -> bool:
-        """Whether the agent can be launched without an installation."""
+        """True if the agent can be launched without an installation."""
         return all(folder.is_dir() for folder in self.folders_of(spec, carried=carried).values())
 
     async def install(self, spec: AgentSpec, *, carried: bool = False) -> None:
@@ -106,7 +106,7 @@ class Installer:
             ) from error
 
     def place_problem(self) -> str | None:
-        """Why agents with packages cannot run from the folder, where it is mounted noexec; None: they can."""
+        """Reason why agents with packages cannot run from the folder: it is mounted noexec; None: they can."""
         there = next(path for path in (self.folder, *self.folder.parents) if path.exists())
         if not os.statvfs(there).f_flag & os.ST_NOEXEC:
             return None

@@ -134,7 +134,7 @@ def fill_placeholders(text: str, values: Mapping[str, str]) -> str:
 
 
 def uses_placeholder(spec: AgentSpec, name: str) -> bool:
-    """Whether any text of ``spec`` needs this value."""
+    """True if any text of ``spec`` needs this value."""
     return any(f"{{{name}}}" in text for _, text in _texts(spec))
 
 

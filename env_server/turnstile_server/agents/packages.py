@@ -78,7 +78,7 @@ async def install_python_packages(agent: str, requirements: tuple[str, ...], tar
 
 
 def has_npm() -> bool:
-    """Whether this machine has an npm of its own on the PATH."""
+    """True if this machine has an npm of its own on the PATH."""
     return shutil.which("npm") is not None
 
 

@@ -36,7 +36,7 @@ class AgentRegistry:
     def __init__(self, specs: Mapping[str, AgentSpec], broken: Mapping[str, str] | None = None) -> None:
         self._specs = dict(specs)
         self.broken = dict(broken or {})
-        """Why an agent of another package is not known, by its name."""
+        """Reason why an agent of another package is not known, by its name."""
 
     def get(self, name: str) -> AgentSpec:
         """The spec of the agent ``name``. Raises Unprocessable, naming the known agents, for an unknown one."""
@@ -51,7 +51,7 @@ class AgentRegistry:
         return spec
 
     def resume_refusal(self, spec: AgentSpec) -> str:
-        """Why an agent that cannot resume has no forks, and which of these agents can."""
+        """The refusal to fork an agent that cannot resume: the reason, and the agents that can."""
         able = ", ".join(one.name for one in self if one.can_resume) or "none"
         return (
             f"{spec.name} is launched by this server and cannot go on from files: its own state lies in its "

@@ -48,7 +48,7 @@ class SpecPart(BaseModel):
 
 
 class Install(SpecPart):
-    """What is installed once, into a folder that every sandbox mounts read-only."""
+    """Packages and files that are installed once, into a folder that every sandbox mounts read-only."""
 
     pip: tuple[str, ...] = Field((), description="Pinned requirements, installed into `{install}/python`.")
     npm: tuple[NpmPackage, ...] = Field(
@@ -67,7 +67,7 @@ class ThreadHeaders(SpecPart):
 
 
 class AgentResources(SpecPart):
-    """What the agent itself needs. Its sandbox gets at least this, even if its task asks for less."""
+    """The agent's own minimum resources. Its sandbox gets at least these, even if its task asks for less."""
 
     memory_mb: int | None = Field(None, ge=16)
     pids: int | None = Field(None, ge=8, description="Processes and threads.")
@@ -109,7 +109,7 @@ class EndRule(SpecPart):
 
 
 class Resume(SpecPart):
-    """How the agent goes on from its own session files, which it keeps in its home, and a snapshot has."""
+    """The way the agent goes on from its own session files. It keeps them in its home, so a snapshot has them."""
 
     without: tuple[str, ...] = Field(
         (),

@@ -1,4 +1,4 @@
-"""What must hold for every episode that the demo and the examples record."""
+"""Checks of every episode that the demo and the examples record."""
 
 from __future__ import annotations
 

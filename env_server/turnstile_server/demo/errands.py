@@ -65,7 +65,7 @@ class Errand:
         return files
 
     def done(self, files: dict[str, str]) -> bool:
-        """Whether ``files`` solve the errand: the hidden test's verdict, for episodes played in memory."""
+        """True if ``files`` solve the errand: the hidden test's verdict, for episodes played in memory."""
         return files.get(f"{self.target}.txt", "").strip() == self.code
 
     def task(self) -> dict[str, Any]:

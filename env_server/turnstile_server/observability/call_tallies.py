@@ -1,4 +1,4 @@
-"""What the gate counts for every call: plain numbers, which are made metrics when the metrics are asked for.
+"""The gate's counts for every call: plain numbers, which are made metrics when the metrics are asked for.
 
 The library's own counters take a lock and four Python calls for each number, and a call of a model has a dozen of
 them. They are counted in the event loop alone, so a number needs no lock; whoever reads them in between sees
@@ -36,7 +36,7 @@ class Durations:
         self.total_s += seconds
 
     def buckets(self) -> list[tuple[str, float]]:
-        """How many were at most each bound, as Prometheus writes them; the last one counts all."""
+        """Number of values that are at most each bound, as Prometheus writes them; the last one counts all."""
         return list(zip(_BOUNDS, map(float, accumulate(self._counts)), strict=True))
 
 

@@ -25,7 +25,7 @@ from turnstile_server.settings import ObservabilitySettings
 
 @dataclass(frozen=True, slots=True)
 class LiveSources:
-    """What is read."""
+    """The sources that are read."""
 
     metrics: Metrics
     journal: JournalStats

@@ -42,7 +42,7 @@ class Metrics:
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         self._tallies = CallTallies()
-        """What is counted for every call."""
+        """The counts for every call."""
         self._registry.register(self._tallies)
         self._trained = self._counter("tokens_trained", "Sampled tokens that a sample trains, at episode end.")
         self._untrained = self._counter(
@@ -144,7 +144,7 @@ class Metrics:
         self._regrades.labels(outcome).inc()
 
     def turn_snapshot(self, outcome: Literal["kept", "missed"]) -> None:
-        """Of an episode that keeps one for every turn."""
+        """Count a turn's snapshot, of an episode that keeps one for every turn."""
         self._snapshots.labels(outcome).inc()
 
     def work_kept(self, total: int) -> None:

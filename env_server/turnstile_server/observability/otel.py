@@ -41,7 +41,7 @@ Attributes = dict[str, str | bool | int | float | Sequence[str]]
 
 @dataclass(frozen=True, slots=True)
 class ModelNames:
-    """What the semantic conventions for generative AI call provider and model."""
+    """Provider and model, as the semantic conventions for generative AI call them."""
 
     provider: str
     model: str
@@ -256,7 +256,7 @@ class EpisodeTrace:
         return found
 
     def _links(self) -> dict[str, tuple[Link, ...]]:
-        """Of the first call of each sub-agent: to the last one before it of the agent that started it."""
+        """Links from the first call of each sub-agent to the last one before it of the agent that started it."""
         links: dict[str, tuple[Link, ...]] = {}
         latest: dict[str, Span] = {}
         for span in self._report.spans:

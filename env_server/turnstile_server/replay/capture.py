@@ -39,7 +39,7 @@ REASONS: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class CaptureBounds:
-    """What a capture may bring: contents, their bytes together and of each, bytes of its list, paths, seconds."""
+    """Bounds of a capture: contents, their bytes together and of each, bytes of its list, paths, seconds."""
 
     files: int
     bytes: int
@@ -64,8 +64,8 @@ class ChangedFile:
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """What changed. ``further``: paths that the bounds leave out. ``late``: the time was over before all was
-    looked at."""
+    """The files that changed, and those that are gone. ``further``: paths that the bounds leave out. ``late``: the
+    time was over before all was looked at."""
 
     changed: tuple[ChangedFile, ...]
     gone: tuple[str, ...]

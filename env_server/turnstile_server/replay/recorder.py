@@ -24,14 +24,14 @@ from turnstile_server.settings import EpisodeSettings
 
 _LOG = logging.getLogger(__name__)
 _LISTS = 8
-"""Of an episode's room an eighth is for the lists of paths."""
+"""Divisor of an episode's room: the lists of paths get an eighth."""
 NO_PYTHON = "the sandbox's image has no Python that could look at its files"
 _NOTHING = Capture((), (), 0, late=False)
 
 
 class Replays:
-    """What all recorders share. ``paused(episode_id)``: the episode's tool calls wait while the block runs; raises
-    Conflict where one runs already."""
+    """The parts that all recorders share. ``paused(episode_id)``: the episode's tool calls wait while the block
+    runs; raises Conflict where one runs already."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class EpisodeReplay:
         self._missing: str | None = None
         """The turn that was missed last: an agent that gives its call up and repeats it does not wait again."""
         self._hopeless: str | None = None
-        """Why no further state can be taken."""
+        """Reason why no further state can be taken."""
 
     async def record(self, sandbox: Sandbox, moment: ReplayMoment, turn_id: str | None, at_s: float) -> bool:
         """Takes the state after the turn and keeps it; whether it did. Raises only a cancellation. A state that is

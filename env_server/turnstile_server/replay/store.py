@@ -39,15 +39,15 @@ _BLOCK = 4096
 _PARTIAL = "partial"
 _NO_ROOM = "the server's room is used up (episodes.keep_replay_bytes)"
 _UNKNOWN = (REASONS["large"], REASONS["files"], REASONS["bytes"])
-"""Of a content that changed, and how it changed is not known."""
+"""Reasons of a content that changed in a way that is not known."""
 _LATE = "not all was looked at in time (episodes.replay_wait_s)"
 _NO_DISK = "the disk is nearly full"
 
 
 @dataclass(frozen=True, slots=True)
 class KeepRoom:
-    """What a state may take. ``bytes``: of the episode's room; ``deadline``, by the monotonic clock: contents that
-    are not written by then are left out."""
+    """The room and the time that a state may take. ``bytes``: of the episode's room; ``deadline``, by the
+    monotonic clock: contents that are not written by then are left out."""
 
     bytes: int
     deadline: float
@@ -55,7 +55,7 @@ class KeepRoom:
 
 @dataclass(frozen=True, slots=True)
 class KeptState:
-    """What was written: the state, and what it takes of the episode's room."""
+    """A written state, and what it takes of the episode's room."""
 
     record: StateRecord
     taken: bool
@@ -123,7 +123,7 @@ class ReplayStore(ReplayFiles):
 
     @property
     def used_bytes(self) -> int:
-        """What all states and contents take on the disk."""
+        """Bytes that all states and contents take on the disk."""
         return self._used
 
     async def keep(
@@ -209,7 +209,7 @@ class ReplayStore(ReplayFiles):
         return True
 
     def _append(self, path: Path, line: bytes) -> int:
-        """How many bytes were written: all, or none where it raises OSError."""
+        """Append a line. Returns the number of bytes written: all, or none where it raises OSError."""
         with path.open("ab") as file:
             before = file.tell()
             try:
@@ -254,7 +254,7 @@ class ReplayStore(ReplayFiles):
         return await anyio.to_thread.run_sync(work, limiter=self._writing)
 
     def _drop(self, episode_id: str) -> None:
-        """What cannot be removed is logged, and removed at the next start."""
+        """Remove the states of an episode. What cannot be removed is logged, and removed at the next start."""
         self._written.pop(episode_id, None)
         folder = self._of(episode_id)
         try:

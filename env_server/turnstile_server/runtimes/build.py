@@ -38,7 +38,7 @@ _SYSTEM_LIBRARIES = (
     "libstdc++.so.6",
     "libutil.so.1",
 )
-"""What programs of agents and wheels (manylinux) may be linked with beside what they bring."""
+"""System libraries that agents' programs and wheels (manylinux) may be linked with, beside those they bring."""
 _LEFT_OUT = (
     "__pycache__",
     "config-*",
@@ -58,8 +58,8 @@ _LEFT_OUT = (
     "xxlimited*",
     "*.a",
 )
-"""Of the standard library: what needs a screen or a compiler, and Python's own tests. Site packages are not
-its."""
+"""Parts of the standard library that are left out: those that need a screen or a compiler, and Python's own tests.
+Site packages do not belong to it."""
 _CA_FILE = "/etc/ssl/certs/ca-certificates.crt"
 _COMPILE = ("-I", "-S", "-m", "compileall", "-q", "-j", "0", "--invalidation-mode", "unchecked-hash")
 _TAIL = 2000

@@ -37,7 +37,7 @@ class _Segment:
 
 
 def is_elf(path: Path) -> bool:
-    """Whether a regular file begins as an ELF file of 64 bits does. Raises OSError."""
+    """True if a regular file begins as a 64-bit ELF file does. Raises OSError."""
     with path.open("rb") as file:
         return file.read(len(_MAGIC)) == _MAGIC
 

@@ -1,12 +1,12 @@
-"""Where the carried runtime lies in a container, and what is written into its files. The mount target is part of
-the format: its length is that of what it replaces, so no byte of a file moves."""
+"""Paths of the carried runtime in a container, and the bytes that are written into its files. The mount target is
+part of the format: its length is that of what it replaces, so no byte of a file moves."""
 
 from __future__ import annotations
 
 from typing import Final
 
 TARGET: Final = "/turnstile/python"
-"""Where containers mount it."""
+"""Its mount point in containers."""
 PYTHON: Final = f"{TARGET}/bin/python3"
 LOADER: Final = f"{TARGET}/lib/ld.so"
 LIBRARIES: Final = f"{TARGET}/lib/"
@@ -25,11 +25,11 @@ LOADER_EDITS: Final[tuple[tuple[bytes, bytes], ...]] = (
     (b"/etc/ld.so.cache\0", b"/turnstile/.none\0"),
     (b"/etc/ld.so.preload\0", b"/turnstile/.nopred\0"),
 )
-"""What a private loader has in place of what: it knows neither the image's libraries nor its settings."""
+"""Edits of a private loader (old, new). It then knows neither the image's libraries nor its settings."""
 LOADER_FALLBACKS: Final = (b"\0/lib/\0/usr/lib/\0", b"\0/.no/\0/.no/lib/\0")
 """The last folders that a loader looks into. A musl image's are there."""
 
 
 def ca_file_of(python: str) -> str:
-    """Where programs that insist on certificates find them, beside this interpreter."""
+    """The CA file for programs that insist on one, beside this interpreter."""
     return CA_FILE if python == PYTHON else _IMAGE_CA_FILE

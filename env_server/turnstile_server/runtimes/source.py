@@ -23,7 +23,7 @@ from turnstile_server.runtimes import elf
 from turnstile_server.runtimes.layout import HOST_LIBRARIES, HOST_LOADER
 
 FORMAT = 1
-"""Of what ``build`` makes: another number makes every runtime anew."""
+"""Format number of what ``build`` makes. Another number makes every runtime anew."""
 MACHINE = "x86_64"
 _LIST_S = 30.0
 _RESOLVED = re.compile(r"^\s*(\S+) => (/\S+) \(0x")
@@ -97,7 +97,7 @@ class Source:
         return None
 
     def digest(self) -> str:
-        """Of the interpreter and what it is linked with. An update of any of them is another runtime."""
+        """Digest of the interpreter and what it is linked with. An update of any of them makes another runtime."""
         content = hashlib.sha256(f"{FORMAT}\0{self.build}\0".encode())
         linked = libraries_of(self.executable, *self.extensions.glob("_ssl.*"), *self.extensions.glob("_ctypes.*"))
         for path in (self.executable, *sorted(linked.values()), Path(HOST_LOADER)):
@@ -134,7 +134,7 @@ def system_libraries(names: Iterable[str]) -> dict[str, Path]:
 
 
 def _listed(program: Path) -> str:
-    """What the loader says it would load; nothing is run. The loader's own name is no line with an arrow."""
+    """The loader's list of what it would load; nothing is run. The loader's own line has no ``=>``."""
     done = subprocess.run(
         [HOST_LOADER, "--list", str(program)],
         stdout=subprocess.PIPE,

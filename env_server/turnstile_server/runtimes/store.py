@@ -34,7 +34,7 @@ class RuntimeStore:
         self._source = source or Source.own()
 
     async def name(self) -> str:
-        """Of the runtime's folder. Raises RuntimeNotMade where none can be made on this machine."""
+        """Name of the runtime's folder. Raises RuntimeNotMade if no runtime can be made on this machine."""
         source = self._source
 
         def checked_digest() -> str:
@@ -48,7 +48,7 @@ class RuntimeStore:
         return f"runtime-{source.version}-{MACHINE}-{digest}"
 
     async def installed(self) -> bool:
-        """Whether it is there already. Raises RuntimeNotMade."""
+        """True if the runtime is already there. Raises RuntimeNotMade."""
         return self._folder.exists(await self.name())
 
     async def get(self) -> CarriedRuntime:

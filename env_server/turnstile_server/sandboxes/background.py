@@ -26,7 +26,7 @@ _PAUSE_S = 0.1
 
 
 async def through_shortages(step: Callable[[], Awaitable[T]]) -> T:
-    """What ``step`` returns or raises. It is tried again for ten seconds where what it raises is a shortage."""
+    """Run ``step``, and again for ten seconds where it raises a shortage. Returns or raises what it does."""
     for _ in range(_ATTEMPTS):
         try:
             return await step()

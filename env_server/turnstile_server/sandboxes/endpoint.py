@@ -1,4 +1,4 @@
-"""How a sandbox reaches the agent app: the seam between the server's HTTP and the sandbox backends.
+"""The agent endpoint of sandboxes: the seam between the server's HTTP and the sandbox backends.
 
 At its start a provider is handed one ``AgentEndpoint``. Through it the provider opens one listener per sandbox, of
 the kind that its sandboxes can reach: a Unix socket, for a backend that mounts the socket into the sandbox, or TCP

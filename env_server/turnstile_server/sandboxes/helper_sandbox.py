@@ -45,7 +45,7 @@ _MAX_ERROR_BYTES = 8192
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How the helper sets the sandbox up (``helper/turnstile_helper/setup.py``)."""
+    """The layout in which the helper sets the sandbox up (``helper/turnstile_helper/setup.py``)."""
 
     workdir: str = WORKDIR
     path: str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -59,7 +59,7 @@ class Layout:
     uids: Mapping[User, int] = field(default_factory=dict)
     """The uid of each user's commands, where the helper can change its own. Empty: one uid for all."""
     compartments: bool = False
-    """Where there is one uid, keep users apart by name spaces (``helper/turnstile_helper/compartments.py``). Needs
+    """Keep users apart by name spaces where there is one uid (``helper/turnstile_helper/compartments.py``). Needs
     capabilities of the helper in a user name space, which are tried beforehand."""
     marks: Mapping[str, str] = field(default_factory=dict)
     """Environment variables of every command, by which the backend finds the sandbox's processes again."""
@@ -114,11 +114,11 @@ class HelperSandbox:
         self._network_port = 0
         self._destroying: BackgroundTask[None] | None = None
         self.own_uids = False
-        """Whether each user really has the uid that the layout gives it."""
+        """True if each user really has the uid that the layout gives it."""
         self.compartments = False
-        """Whether users are kept apart by name spaces, where they are not by uids."""
+        """True if users are kept apart by name spaces, where they are not by uids."""
         self.filtered = False
-        """Whether the helper takes capabilities and system calls from every command."""
+        """True if the helper takes capabilities and system calls from every command."""
 
     async def open(self) -> None:
         """Sets the sandbox up. Raises SandboxUnavailable; the caller calls ``destroy`` then too."""
@@ -174,7 +174,7 @@ class HelperSandbox:
 
     @property
     def users_apart(self) -> bool:
-        """Whether a command can reach no process and no private file of another user."""
+        """True if a command can reach no process and no private file of another user."""
         return self.own_uids or self.compartments
 
     @property
@@ -191,7 +191,7 @@ class HelperSandbox:
 
     @property
     def destroyed(self) -> bool:
-        """Whether ``destroy`` was called."""
+        """True if ``destroy`` was called."""
         return self._destroying is not None
 
     @property
@@ -307,7 +307,7 @@ class HelperSandbox:
         return header if command.on_line is None else {**header, "line_s": command.line_s}
 
     def _reply_timeout(self, timeout_s: float | None) -> float | None:
-        """How long the helper may take to reply to a command that may run for ``timeout_s``."""
+        """Seconds that the helper may take to reply to a command that may run for ``timeout_s``."""
         if timeout_s is None:
             return None
         return timeout_s + self._settings.output_grace_s + self._settings.call_timeout_s

@@ -8,7 +8,7 @@ from turnstile_server.sandboxes.network import SandboxNetwork
 
 
 class SandboxLink(Protocol):
-    """What joins one sandbox to the server, beside the helper's connection: its listener of the agent endpoint."""
+    """The link of a sandbox to the server beside the helper's connection: its listener of the agent endpoint."""
 
     @property
     def gate_inside(self) -> str:

@@ -65,7 +65,7 @@ class SandboxNetwork:
             self._listener.admit(NetworkAccess(phase, rules, log or self._proxy.log(), self._budget))
 
     def environment(self, port: int) -> Mapping[str, str]:
-        """Of commands, which reach the proxy at ``port`` of the loopback: empty where nothing may be reached."""
+        """Proxy variables of commands, with ``port`` of the loopback; empty where nothing may be reached."""
         if not self._allows:
             return {}
         proxy = f"http://127.0.0.1:{port}"

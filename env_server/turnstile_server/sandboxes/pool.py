@@ -237,7 +237,7 @@ class SandboxPool(ProviderWrapper):
         return next((s for s in reversed(self._warm) if len(self._warm[s]) < self._settings.warm), None)
 
     async def _alive(self, sandbox: Sandbox) -> bool:
-        """Whether a warm sandbox answers. Nothing has run in it, so there is nothing to stop."""
+        """True if a warm sandbox answers. Nothing has run in it, so there is nothing to stop."""
         try:
             await sandbox.stop_all()
         except TurnstileError as error:

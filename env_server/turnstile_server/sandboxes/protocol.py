@@ -43,7 +43,7 @@ class User(StrEnum):
     AGENT = "agent"
     """The model's commands and files, and the task's set-up. Owns the work folder."""
     TESTS = "tests"
-    """What judges, in the sandbox that grades."""
+    """The programs that judge, in the sandbox that grades."""
     WORK = "work"
     """The work under test, in the sandbox that grades. Owns nothing there but its home."""
 
@@ -66,8 +66,8 @@ class SandboxLimits:
 
     @property
     def socket_bytes(self) -> int:
-        """What TCP and UDP may hold, where the kernel does not count it to the memory (control groups of version
-        1): an eighth of that."""
+        """Bytes that TCP and UDP may hold, where the kernel does not count them to the memory (control groups of
+        version 1): an eighth of that."""
         return self.memory_bytes // 8
 
 
@@ -93,7 +93,7 @@ class SandboxSpec:
     """With ``image_files``: folders of the image that every user may pass through, whatever the image says."""
     mounts: tuple[Mount, ...] = ()
     network: NetworkPolicy | None = None
-    """What it may reach through the server's proxy, by phase; None: nothing."""
+    """The rules, by phase, of what it may reach through the server's proxy; None: nothing."""
     folders: tuple[str, ...] = ()
     """Further folders that every user may write to, empty at first."""
     env: tuple[tuple[str, str], ...] = ()
@@ -153,7 +153,7 @@ class Process(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SandboxOrigin:
-    """How a sandbox came to whoever asked for it."""
+    """The origin of a sandbox, for the caller that asked for it."""
 
     waited_s: float = 0.0
     """For room, before it was made or handed out."""
@@ -190,7 +190,7 @@ class Sandbox(Protocol):
 
     @property
     def can_launch(self) -> bool:
-        """Whether ``Command.launches`` works. False without the helper; a command then gets no launcher."""
+        """True if ``Command.launches`` works. False without the helper; a command then gets no launcher."""
         ...
 
     def admit(self, episode_id: str | None) -> None:
@@ -249,7 +249,7 @@ class Sandbox(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ProviderSetup:
-    """What a backend is built from; the registry hands it to the chosen one."""
+    """The parameters that a backend is built from; the registry hands them to the chosen one."""
 
     settings: SandboxSettings
     run_dir: Path
@@ -262,7 +262,7 @@ class ProviderSetup:
     hidden: tuple[Path, ...] = ()
     """Files and folders of this machine that no sandbox may show: hidden tests, the server's data."""
     runtimes: RuntimeStore | None = None
-    """What makes the runtime that containers are given; None: they get none."""
+    """The store that makes the runtime for containers; None: they get none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,13 +294,13 @@ class SandboxProvider(Protocol):
 
     @property
     def carries_runtime(self) -> bool:
-        """Whether sandboxes have the carried runtime: agents' programs are then those that start by its loader.
+        """True if sandboxes have the carried runtime: agents' programs are then those that start by its loader.
         Known after ``start``."""
         ...
 
     @property
     def missing(self) -> str | None:
-        """Why no sandbox can be made at all, and what to do; None where they can. Known after ``start``."""
+        """Reason why no sandbox can be made at all, and the remedy; None where they can. Known after ``start``."""
         ...
 
     async def start(self, agents: AgentEndpoint, tasks: BackgroundTasks) -> None:

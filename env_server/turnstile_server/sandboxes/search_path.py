@@ -1,4 +1,4 @@
-"""Where a user's programs are found: the image's PATH, for the user that judges without folders of the work.
+"""The search path for a user's programs: the image's PATH, for the user that judges without folders of the work.
 
 An image may have the work folder on its PATH (``/testbed/.venv/bin``). There the work could put a ``python3``, a
 ``sh`` or a ``test``, and so be its own judge.

@@ -67,7 +67,7 @@ class SandboxSockets:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What the helper's process needs to dial in. The token may never be in an argv."""
+        """Variables that the helper's process needs to dial in. The token may never be in an argv."""
         return {TOKEN_VARIABLE: self.token, SOCKET_VARIABLE: f"{self._mounted_at}/{HELPER_SOCKET}"}
 
     @property

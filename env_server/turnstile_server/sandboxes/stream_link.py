@@ -37,7 +37,7 @@ class StreamLink:
 
     carried = True
     gate_inside = f"{SOCKET_TARGET}/{GATE_SOCKET}"
-    """Where the helper makes its own listener: backends give it an empty folder in memory there."""
+    """Path of the helper's own listener: backends give it an empty folder in memory there."""
     network_inside = f"{SOCKET_TARGET}/{NETWORK_SOCKET}"
 
     def __init__(

@@ -37,7 +37,7 @@ def uids_of(settings: SandboxSettings) -> Uids:
 
 
 def range_is_mapped(settings: SandboxSettings, *maps: str) -> bool:
-    """Whether the range is of use in a user name space with these maps (the text of ``/proc/PID/uid_map`` and
+    """True if the range is of use in a user name space with these maps (the text of ``/proc/PID/uid_map`` and
     ``gid_map``, user_namespaces(7))."""
     first, last = settings.uid_range, settings.uid_range + _APART * _SETS
     return all(
@@ -59,7 +59,7 @@ class UidSets:
 
     @property
     def own(self) -> bool:
-        """Whether no two sandboxes have the same."""
+        """True if no two sandboxes have the same."""
         return self._first > 0
 
     def take(self) -> Uids:

@@ -54,7 +54,7 @@ class Finding(BaseModel):
 
 
 class DoctorReport(BaseModel):
-    """What a check of one agent found.
+    """The findings of a check of one agent.
 
     ``install_s`` is None if the agent was installed before. ``refused`` counts refused requests, e.g.
     ``POST /v1/x 404``. Times are in seconds, ``peak_mb`` in MiB.
@@ -209,8 +209,8 @@ def judge(spec: AgentSpec, played: PlayedEpisode, *, install_s: float | None, sa
 
 
 def _cut(played: PlayedEpisode) -> str | None:
-    """Why replies were cut, if any were. Scripted replies are short, so the agent asked for fewer tokens or its
-    prompt left no room."""
+    """Reason why replies were cut, if any were. Scripted replies are short, so the agent asked for fewer tokens or
+    its prompt left no room."""
     cut = [turn.sampling.max_new_tokens for turn in played.turns if turn.finish_reason == "length"]
     if not cut:
         return None

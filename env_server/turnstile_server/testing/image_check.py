@@ -1,4 +1,4 @@
-"""What works in one image: ``turnstile doctor --image IMAGE``.
+"""Checks of one image: ``turnstile doctor --image IMAGE``.
 
 A sandbox of the image is made, and a few commands are run in it. Nothing of the image is trusted, and nothing is
 changed outside of the sandbox.
@@ -127,6 +127,6 @@ def runnable(agents: Sequence[AgentSpec], has: set[str], *, helper: bool, shell:
 
 
 async def _said(sandbox: Sandbox, *argv: str) -> str | None:
-    """What a command printed; None where it failed."""
+    """The output of a command; None where it failed."""
     done = await sandbox.exec(Command(argv, user=User.AGENT, timeout_s=_PROBE_S))
     return done.stdout.decode(errors="replace").strip() if done.exit_code == 0 else None

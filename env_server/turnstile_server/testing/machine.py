@@ -1,4 +1,4 @@
-"""What holds the sandboxes of this machine, and what the machine leaves a server: ``turnstile doctor``.
+"""Checks of a machine's sandboxes, and of the resources that it leaves a server: ``turnstile doctor``.
 
 Everything is tried: a sandbox is made and attacked from inside (``sandbox_probes``), descriptors are opened up to
 the limit, a file is written where the journal lies. A server may run on the same data directory meanwhile.
@@ -33,7 +33,7 @@ _WRITTEN = 64 << 10
 
 
 class MachineReport(BaseModel):
-    """What a check of the machine found. ``passed``: no finding is false."""
+    """The findings of a check of the machine. ``passed``: no finding is false."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -102,7 +102,7 @@ def _descriptors(settings: Settings) -> Finding:
 
 
 def _opened(limit: int) -> int:
-    """How many descriptors this process can have, by opening them."""
+    """Number of descriptors that this process can have, found out by opening them."""
     made: list[int] = []
     try:
         while len(made) < limit:

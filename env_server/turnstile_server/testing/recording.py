@@ -21,7 +21,7 @@ from turnstile_server.sandboxes.protocol import Command, Sandbox, SandboxProvide
 from turnstile_server.sandboxes.wrapper import ProviderWrapper, SandboxWrapper
 
 MEMORY_FILES = ("/sys/fs/cgroup/memory.peak", "/sys/fs/cgroup/memory/memory.max_usage_in_bytes")
-"""Where a container sees its peak memory: cgroups version 2 and 1."""
+"""Files in which a container sees its peak memory: cgroups version 2 and 1."""
 MEMORY_S = 5.0
 """Time to read it."""
 
@@ -39,7 +39,8 @@ class AgentRequest:
 
 @dataclass(slots=True)
 class Recording:
-    """What agents did, by episode id. ``created`` is called with every new sandbox before an agent is in it."""
+    """Requests and peak memory of agents, by episode id. ``created`` is called with every new sandbox before an
+    agent is in it."""
 
     created: Callable[[Sandbox], Awaitable[None]] | None = None
     requests: defaultdict[str, Counter[AgentRequest]] = field(default_factory=lambda: defaultdict(Counter))

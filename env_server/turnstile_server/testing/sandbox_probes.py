@@ -1,4 +1,4 @@
-"""What holds a sandbox, found out by trying it from inside: one function for each line of ``turnstile doctor``.
+"""Probes of a sandbox's isolation, from inside: one function for each line of ``turnstile doctor``.
 
 Each runs small programs in a sandbox and judges what they could do. None trusts a setting, or what a backend says
 of itself. They fill the sandbox's memory, disk and processes and kill what they can reach, so they run only in a
@@ -252,7 +252,7 @@ async def _run(sandbox: Sandbox, *argv: str, user: User = User.AGENT) -> ExecRes
 
 
 async def _python(sandbox: Sandbox, program: str, *arguments: str) -> tuple[dict[str, Any] | None, str]:
-    """What the program printed, else why it could not be tried."""
+    """The JSON that the program printed, else the reason why it could not be tried."""
     done = await _run(sandbox, sandbox.python, "-I", "-c", program, *arguments)
     return _result(done), _not_tried(done)
 

@@ -68,7 +68,7 @@ class PlayedEpisode:
 
     @property
     def refused(self) -> dict[str, int]:
-        """How often the agent was refused, by request: ``{"POST /v1/no-such 404": 1}``, in alphabetical order.
+        """Number of the agent's refusals by request: ``{"POST /v1/no-such 404": 1}``, in alphabetical order.
 
         Without its goodbye to the MCP endpoint, which may come when the agent's process has ended, and the episode
         with it.
@@ -91,7 +91,7 @@ class PlayedEpisode:
 
     @property
     def offered_tools(self) -> bool:
-        """Whether a call offered the model any tools."""
+        """True if a call offered the model any tools."""
         return any(turn.tools_key != tools_key((), turn.template_hash) for turn in self.turns)
 
     @property

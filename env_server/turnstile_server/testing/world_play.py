@@ -29,7 +29,7 @@ WAIT_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class CallResult:
-    """What the agent got from a tool."""
+    """The result of a tool call, as the agent gets it."""
 
     text: str
     is_error: bool
@@ -37,14 +37,14 @@ class CallResult:
 
     @property
     def user(self) -> str | None:
-        """What a simulated user replied to ``submit``; None: nothing, or no more."""
+        """The simulated user's reply to ``submit``; None: nothing, or no more."""
         said = (self.structured or {}).get("user")
         return said if isinstance(said, str) else None
 
 
 @dataclass(frozen=True, slots=True)
 class WorldAgent:
-    """What the function that plays the agent gets."""
+    """The argument of the function that plays the agent."""
 
     instruction: str
     tools: tuple[str, ...]

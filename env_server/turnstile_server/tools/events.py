@@ -109,7 +109,7 @@ class SessionEvents:
         return f"{self._prefix}.{stream.index}.{stream.stored}"
 
     def knows(self, event_id: EventId) -> bool:
-        """Whether a stream can be resumed after the event."""
+        """True if a stream can be resumed after the event."""
         return self._place(event_id) is not None
 
     async def replay(self, event_id: EventId, send: EventCallback) -> None:

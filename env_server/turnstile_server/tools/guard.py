@@ -28,7 +28,7 @@ from turnstile_server.tools.protocol import (
 _LOG = logging.getLogger(__name__)
 
 SHOWN_CHARS = 500
-"""Of an exception's text, or of a value that does not fit its schema, in a result."""
+"""Characters shown in a result, of an exception's text or of a value that does not fit its schema."""
 
 
 async def guarded_call(
@@ -78,8 +78,8 @@ def _json_size(value: Any) -> int:
 
 
 def schema_problem(schema: Mapping[str, Any], value: Any) -> str | None:
-    """What of ``value`` does not fit the JSON Schema; None where it fits. References lead to the schema's own
-    definitions only: nothing is fetched."""
+    """Error text for a ``value`` that does not fit the JSON Schema; None where it fits. References lead to the
+    schema's own definitions only: nothing is fetched."""
     # Imported at the first call of an own tool: a server without any starts quicker.
     from jsonschema import Draft202012Validator  # noqa: PLC0415
     from referencing import Registry  # noqa: PLC0415

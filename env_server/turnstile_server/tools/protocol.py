@@ -51,7 +51,7 @@ class ToolSpec:
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What the model gets.
+    """The result of a tool, as the model gets it.
 
     ``text`` is always the plain-text form (OpenEnv, logs). ``is_error``: the tool could not do what was asked; a
     command that ran and failed is no error of the tool. ``structured``: the result as ``output_schema`` describes
@@ -81,11 +81,11 @@ class ToolResult:
 
 
 class Progress(Protocol):
-    """Where a running call says how far it is, and what else its caller may like to know."""
+    """The progress and the log messages of a running call, for its caller."""
 
     @property
     def wanted(self) -> bool:
-        """Whether the caller hears of progress. Where it does not, a tool may spare the work."""
+        """True if the caller hears of progress. Where it does not, a tool may spare the work."""
         ...
 
     async def report(self, progress: float, total: float | None = None, message: str | None = None) -> None:
@@ -149,12 +149,12 @@ class EpisodeTools(Protocol):
 
     @property
     def has_user(self) -> bool:
-        """Whether a simulated user answers what is submitted."""
+        """True if a simulated user answers what is submitted."""
         ...
 
     @property
     def plain_tools(self) -> bool:
-        """Whether the agent gets text alone: no structured content, output schemas and server instructions, which
+        """True if the agent gets text alone: no structured content, output schemas and server instructions, which
         it would show to its model."""
         ...
 
@@ -184,7 +184,7 @@ class OwnTools(Protocol):
 
     @property
     def place(self) -> str:
-        """Where they are defined, in words for an error message: ``the task shop``."""
+        """The place where they are defined, in words for an error message: ``the task shop``."""
         ...
 
     def open(self, episode: EpisodeTools) -> AbstractAsyncContextManager[Sequence[ServedTool]]:

@@ -21,12 +21,12 @@ from turnstile_server.tools.events import ResumableStream, SessionEvents
 from turnstile_server.tools.protocol import EpisodeTools
 
 _SCOPE_KEY = "turnstile.mcp_request"
-"""Where the ASGI scope that the SDK hands to a tool has its ``McpRequest``."""
+"""Key of the ``McpRequest`` in the ASGI scope that the SDK hands to a tool."""
 _EVENT_ID = re.compile(rb"^id: ", re.MULTILINE)
 
 
 class McpSession:
-    """What the endpoint knows of a session beside the SDK."""
+    """The endpoint's record of a session, beside the SDK's."""
 
     def __init__(self, settings: ToolSettings) -> None:
         self.events = SessionEvents(settings)

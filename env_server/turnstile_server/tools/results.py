@@ -57,7 +57,7 @@ class SubmitResult(Result):
 
 
 class TalkResult(SubmitResult):
-    """Of ``submit`` where a simulated user answers."""
+    """The result of ``submit`` where a simulated user answers."""
 
     user: str | None = Field(description="What the user replies; null: the conversation is over.")
 

@@ -57,7 +57,7 @@ SUBMIT = "submit"
 
 @dataclass(slots=True)
 class _RunningCalls:
-    """What the running calls of one episode share."""
+    """The state that the running calls of one episode share."""
 
     calls: int = 0
     writing: anyio.Lock = field(default_factory=anyio.Lock)

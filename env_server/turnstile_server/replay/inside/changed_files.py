@@ -187,7 +187,7 @@ class Teller:
         return "time" if self.late else None
 
     def _content(self, parts: tuple[bytes, ...], mode: str) -> tuple[bytes, os.stat_result]:
-        """Of a file or a link. Raises OSError."""
+        """The content and the status of a file or a link. Raises OSError."""
         folder = folder_of(self._root, parts)
         try:
             if mode == LINK:

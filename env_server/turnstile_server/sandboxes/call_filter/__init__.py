@@ -25,5 +25,5 @@ def docker_profile() -> str:
 
 
 def known_machine() -> bool:
-    """Whether the program knows the calls of this machine."""
+    """True if the program knows the calls of this machine."""
     return platform.machine() in MACHINES

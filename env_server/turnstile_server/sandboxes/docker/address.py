@@ -1,4 +1,4 @@
-"""Where the Docker engine listens, how to connect to it, and what is wrong with the set-up where that fails.
+"""The Docker engine's address, the connection to it, and the fault of the set-up where that fails.
 
 The address comes from ``sandboxes.docker_host``, else ``DOCKER_HOST``, else the usual socket; certificates from
 ``DOCKER_TLS_VERIFY`` and ``DOCKER_CERT_PATH``, as for Docker's own client.
@@ -54,7 +54,7 @@ class EngineAddress:
 
     @property
     def path(self) -> Path | None:
-        """Of the Unix socket."""
+        """Path of the Unix socket; None for another address."""
         return Path(urlsplit(self.url).path) if self.url.startswith("unix://") else None
 
     def client_options(self) -> dict[str, Any]:
@@ -105,7 +105,7 @@ class EngineAddress:
             raise
 
     def fault(self, error: BaseException) -> str:
-        """What is wrong with the set-up where the engine cannot be reached, and what to do."""
+        """The fault of the set-up where the engine cannot be reached, and the remedy."""
         said = _innermost(error)
         if self.path is not None:
             return _socket_fault(self.path) or f"the engine's socket {self.path} cannot be used: {said}"

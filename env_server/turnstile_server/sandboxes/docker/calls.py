@@ -34,8 +34,8 @@ class BlockingCalls:
     async def run(
         self, work: Callable[[], T], *, undo: Callable[[T], object] | None = None, timeout_s: float | None = None
     ) -> T:
-        """What ``work`` returns, or raises. Raises TimeoutError where it took longer than ``timeout_s``, or than
-        calls may take.
+        """Run ``work``; returns or raises what it does. Raises TimeoutError where it took longer than
+        ``timeout_s``, or than calls may take.
 
         ``undo`` gets the result of a call whose caller timed out or was cancelled before having it.
         """

@@ -27,20 +27,20 @@ PLAIN_COMMAND = ("/bin/sh", "-c", "while :; do sleep 3600 & wait; done")
 """First process of a container without the helper. A shell that waits reaps whatever is left to it."""
 
 _ARCHITECTURE = "amd64"
-"""Of images that can have the carried runtime, as Docker names it."""
+"""The architecture of images that can have the carried runtime, as Docker names it."""
 _OF_LOADERS = ("GLIBC_TUNABLES", "LD_AUDIT", "LD_LIBRARY_PATH", "LD_PRELOAD")
 """Variables of an image that would give the carried runtime libraries of the image's."""
 _CAPABILITIES = ("SETUID", "SETGID", "SETPCAP", "KILL")
 """The helper becomes each user, and kills what they leave. No user has any, not even in its bounding set."""
 _PLAIN_CAPABILITIES = ("KILL",)
-"""Of a container without the helper, where the engine changes the user."""
+"""Capabilities of a container without the helper, where the engine changes the user."""
 _TREE_CAPABILITIES = ("CHOWN", "DAC_OVERRIDE")
 """Beside those, where the first process gives files of the image to the agent."""
 _LOG = {"Type": "json-file", "Config": {"max-size": "256k", "max-file": "1"}}
 _NO_LOG = {"Type": "none"}
 _OWN_VARIABLES = frozenset(("PATH", "HOME", "TMPDIR", "USER", "LOGNAME"))
 _HOME_PARTS = {User.HARNESS: 3, User.AGENT: 2, User.TESTS: 1, User.WORK: 1}
-"""Of a home, where /dev/shm has 1, /tmp 4, the work folder 8, and a volume of the image 1."""
+"""Parts that each home gets, where /dev/shm gets 1, /tmp 4, the work folder 8, and a volume of the image 1."""
 _PROBE_LIMITS = SandboxLimits(memory_bytes=128 << 20, cpus=1.0, pids=32, disk_bytes=1 << 20)
 
 
@@ -49,7 +49,7 @@ def name(sandbox_id: str) -> str:
 
 
 def can_carry(image: Image) -> bool:
-    """Whether the carried runtime starts in the image."""
+    """True if the carried runtime starts in the image."""
     return image.architecture == _ARCHITECTURE
 
 

@@ -34,16 +34,16 @@ _EXTRA_CONNECTIONS = 128
 """Connections kept beside those of bounded calls: commands of images without the helper hold one each."""
 
 _USUAL_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-"""What Docker gives a container whose image names none."""
+"""The PATH that Docker gives a container whose image names none."""
 
 _REMOVAL_POLL_S = 0.05
 """Between two looks at whether another call's removal has ended."""
 _OLDEST_API = (1, 41)
 _TOO_OLD = "is too old: it must be 20.10 or newer (API 1.41)"
 _NOT_AN_ENGINE = (OSError, KeyError, TypeError, ValueError)
-"""What comes of a reply that is not Docker's."""
+"""Errors that come of a reply that is not Docker's."""
 _UNSEEN = "bind source path does not exist"
-"""What the engine says of a bind mount that is not in its own file system."""
+"""Text in the engine's error for a bind mount that is not in its own file system."""
 
 
 class UnseenFolder(SandboxUnavailable):
@@ -64,7 +64,7 @@ class DockerEngine:
     def __init__(self, settings: SandboxSettings) -> None:
         self._settings = settings
         self._timeout_s = max(1, round(settings.docker_timeout_s))
-        """Of the SDK, which takes whole seconds."""
+        """Timeout of the SDK, which takes whole seconds."""
         self._calls = BlockingCalls(settings.docker_parallel, settings.docker_timeout_s)
         self._api: docker.APIClient | None = None
         self._address: EngineAddress | None = None
@@ -150,7 +150,7 @@ class DockerEngine:
         return await self.call(lambda api: str(api.info().get("KernelVersion", "")), "describe itself")
 
     async def remaps_users(self) -> bool:
-        """Whether containers have a user name space: then only some 65,000 uids exist in them."""
+        """True if containers have a user name space: then only some 65,000 uids exist in them."""
         options = await self.call(lambda api: api.info().get("SecurityOptions") or [], "describe itself")
         return any(f"name={kind}" in str(option) for option in options for kind in ("rootless", "userns"))
 
@@ -209,7 +209,7 @@ class DockerEngine:
 
     @property
     def closes_input(self) -> bool:
-        """Whether the end of a command's standard input can be told by closing half of its connection."""
+        """True if closing half of the connection can tell a command the end of its standard input."""
         return not self._found_address().url.startswith("https://")
 
     async def wait(self, container: str) -> int:
@@ -317,8 +317,9 @@ class DockerEngine:
         undo: Callable[[T], object] | None = None,
         timeout_s: float | None = None,
     ) -> T:
-        """What ``work`` returns, run in a thread. ``what``: completes "the engine cannot …". ``timeout_s``: None
-        is ``docker_timeout_s``. Raises SandboxUnavailable, and what ``work`` raises of ours."""
+        """Run ``work`` in a thread; returns what it does. ``what``: completes "the engine cannot …".
+        ``timeout_s``: None is ``docker_timeout_s``. Raises SandboxUnavailable, and what ``work`` raises of
+        ours."""
         return await self._run(lambda: work(self._connected()), what, undo=undo, timeout_s=timeout_s)
 
     async def _run(

@@ -78,7 +78,7 @@ class ExecProcess:
         on_end: Callable[[ExecProcess], None],
     ) -> None:
         self.death: SandboxDeath | None = None
-        """What ended the container, where it no longer ran at the command's end."""
+        """The cause of the container's death, where it no longer ran at the command's end."""
         self._engine = engine
         self._container = container
         self._stream = stream

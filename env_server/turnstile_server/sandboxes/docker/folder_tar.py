@@ -28,7 +28,7 @@ class _Entry:
 
 
 def digest(folder: Path) -> str:
-    """Of names, kinds, executable bits and content. Raises OSError, also for a pipe, a socket or a device."""
+    """Digest of names, kinds, executable bits, content. Raises OSError, also for a pipe, a socket or a device."""
     content = hashlib.sha256()
     for entry in _entries(folder):
         mode = entry.status.st_mode

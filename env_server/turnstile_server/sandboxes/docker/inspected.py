@@ -1,4 +1,4 @@
-"""What the Docker engine says of an image and of a container, as far as sandboxes need it."""
+"""The Docker engine's descriptions of an image and of a container, as far as sandboxes need them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ContainerState:
 
     @property
     def death(self) -> SandboxDeath:
-        """What ended it. Its first process can be neither killed nor stopped by another process of it."""
+        """The cause of its death. Its first process can be neither killed nor stopped by another process of it."""
         if self.out_of_memory:
             return SandboxDeath.MEMORY
         if self.running:

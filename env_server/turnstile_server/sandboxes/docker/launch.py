@@ -35,7 +35,7 @@ from turnstile_server.sandboxes.users import Uids
 from turnstile_server.settings import SandboxSettings
 
 _LOOK_S = 1.0
-"""How often the container of a helper that has not called yet is inspected: it may have ended."""
+"""Seconds between looks at the container of a helper that has not called yet: it may have ended."""
 _SETTLE_S = 0.1
 _SETTLE_LOOKS = 50
 """The engine knows the end of a container a moment after its output has ended."""
@@ -48,7 +48,7 @@ Bodies = Callable[[Sequence[Mapping[str, Any]]], dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class NewSandbox:
-    """What a container is made for."""
+    """The sandbox that a container is made for."""
 
     spec: SandboxSpec
     image: Image
@@ -101,8 +101,8 @@ class Launcher:
         raise SandboxUnavailable("the engine's volumes with the server's files are removed again and again")
 
     async def early_end(self, new: NewSandbox, said: str | None = None) -> TaskFailed | None:
-        """Why the container has ended; None while it runs. ``said``: what its helper wrote to standard error; None
-        asks the engine."""
+        """The failure of a container that has ended; None while it runs. ``said``: what its helper wrote to
+        standard error; None asks the engine."""
         state = await self.engine.state(new.container)
         if state is not None and state.running:
             return None
@@ -204,7 +204,7 @@ class StreamLaunch:
             raise await self._early_end(stream.errors) or error from error
 
     async def _early_end(self, said: str) -> TaskFailed | None:
-        """Why the container ended; None where it still runs a while after its output ended."""
+        """The failure of a container that has ended; None where it still runs a while after its output ended."""
         for _ in range(_SETTLE_LOOKS):
             ended = await self._launcher.early_end(self._new, said)
             if ended is not None:

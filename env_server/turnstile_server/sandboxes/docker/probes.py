@@ -36,7 +36,7 @@ class ImageProbes:
         self._probes: dict[str, BackgroundTask[bool]] = {}
 
     async def runs_helper(self, image: Image, image_name: str, tasks: BackgroundTasks) -> bool:
-        """Whether the image has a Python that runs the helper. Calls that come while an image is probed wait for
+        """True if the image has a Python that runs the helper. Calls that come while an image is probed wait for
         the same probe, which runs in ``tasks``; a probe that failed is made again."""
         if image.image_id in self._known:
             return self._known[image.image_id]

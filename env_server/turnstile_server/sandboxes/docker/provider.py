@@ -284,7 +284,7 @@ class DockerProvider:
     # Ending.
 
     async def _death(self, sandbox_id: str) -> SandboxDeath:
-        """What ended a sandbox: only its container shows it, and the engine knows it a moment later."""
+        """The cause of a sandbox's death. Only its container shows it, and the engine knows it a moment later."""
         state: ContainerState | None = None
         try:
             with anyio.fail_after(_DIAGNOSIS_S):

@@ -1,4 +1,4 @@
-"""How folders of the server get into containers: by bind where the engine sees them, else as volumes.
+"""Mounts of the server's folders in containers: by bind where the engine sees them, else as volumes.
 
 An engine in whose file system the server lives can mount the server's folders. The engine of a host whose
 container the server is, or one on another machine, sees other files under the same paths, or none: it gets
@@ -69,12 +69,12 @@ class ServerFiles:
         return made
 
     async def intact(self, mounts: Sequence[FileMount]) -> bool:
-        """Whether a container that was just made has what ``mounts`` promised. Raises SandboxUnavailable."""
+        """True if a container that was just made has what ``mounts`` promised. Raises SandboxUnavailable."""
         found = [await self._volumes.intact(mount.volume) for mount in mounts if mount.volume is not None]
         return all(found)
 
     async def sees(self, folder: Path, image: Image) -> bool:
-        """Whether the engine sees this folder of the server's at the same path. Raises SandboxUnavailable."""
+        """True if the engine sees this folder of the server's at the same path. Raises SandboxUnavailable."""
         container = containers.name(f"look-{secrets.token_hex(6)}")
         labels = {containers.OWNER_LABEL: self._owner, containers.SANDBOX_LABEL: "look"}
         body = containers.holder(image, labels, containers.bind_mount(str(folder), _LOOK_AT))

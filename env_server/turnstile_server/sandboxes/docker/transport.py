@@ -1,4 +1,4 @@
-"""How sandboxes of a Docker engine are reached: found out at start, from what the engine sees.
+"""The transport to sandboxes of a Docker engine: found out at start, from what the engine sees.
 
 ``bind``: over Unix sockets of the server's that containers have mounted; the quickest, where the engine runs on
 this machine and in this file system. ``stream``: over the engine's own connection; works wherever the engine is.
@@ -66,7 +66,7 @@ class EngineTransport:
         return Choice(STREAM, blind)
 
     async def _why_blind(self, image: Image) -> str | None:
-        """Why containers cannot use this server's sockets; None where they can."""
+        """Reason why containers cannot use this server's sockets; None where they can."""
         theirs = await self._engine.kernel()
         if sys.platform != "linux" or theirs != os.uname().release:
             return f"the engine runs on another machine (kernel {theirs})"

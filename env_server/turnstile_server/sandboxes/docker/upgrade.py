@@ -34,7 +34,8 @@ class UpgradeRequest:
         self.to_send = b"".join(parts)
 
     def feed(self, data: bytes) -> bytes | None:
-        """What came after the reply; None: more of the reply is to come. ``data`` empty: the engine has closed.
+        """Take received data. Returns what came after the reply; None: more of the reply is to come. ``data``
+        empty: the engine has closed.
 
         Raises SandboxUnavailable where the engine refuses, or answers something else.
         """

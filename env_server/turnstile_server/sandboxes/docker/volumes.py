@@ -86,7 +86,7 @@ class Volumes:
         return await making.wait()
 
     async def intact(self, volume: Volume) -> bool:
-        """Whether the engine still has this volume. To be asked when a container has it already: then it stays.
+        """True if the engine still has this volume. To be asked when a container has it already: then it stays.
         False: forget it and call ``of`` again. Raises SandboxUnavailable."""
         labels = await self._labels(volume.name)
         if labels is not None and labels.get(_FILL_LABEL) == volume.fill:
@@ -169,7 +169,7 @@ class Volumes:
                 await self._engine.remove(container)
 
     async def _stamp(self, name: str, image: Image, image_name: str) -> str | None:
-        """What the volume's stamp says; None where there is none."""
+        """The text of the volume's stamp; None where there is none."""
         container = await self._container(name, image, image_name)
         try:
             return await self._engine.call(partial(_read_stamp, container), "look into a volume")

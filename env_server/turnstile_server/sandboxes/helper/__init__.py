@@ -11,13 +11,13 @@ from pathlib import Path
 from py_compile import PycInvalidationMode
 
 HELPER_FOLDER = Path(__file__).parent
-"""What backends mount read-only."""
+"""The folder that backends mount read-only."""
 
 HELPER_TARGET = "/turnstile/helper"
-"""Where they mount it."""
+"""Its mount point."""
 
 SOCKET_TARGET = "/run/turnstile"
-"""Where they mount a sandbox's socket folder, read-only (which does not keep a socket from being connected to)."""
+"""Mount point of a sandbox's socket folder, read-only (which does not keep a socket from being connected to)."""
 
 TOKEN_VARIABLE = "TURNSTILE_HELPER_TOKEN"
 SOCKET_VARIABLE = "TURNSTILE_HELPER_SOCKET"

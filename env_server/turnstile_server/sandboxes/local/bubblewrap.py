@@ -21,11 +21,11 @@ from turnstile_server.sandboxes.users import Uids
 
 HELPER_FLAGS = ("-I", "-S", "-B")
 _CAPABILITIES = ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP", "CAP_KILL", "CAP_CHOWN", "CAP_SYS_ADMIN")
-"""What the helper keeps where bubblewrap runs as root: to make the agent's folders, and to run and end commands
-under other uids. No command has any, not even in its bounding set; the helper itself gives up CAP_SYS_ADMIN when
-it has mounted what can be written, before the first command."""
+"""Capabilities that the helper keeps where bubblewrap runs as root: to make the agent's folders, and to run and
+end commands under other uids. No command has any, not even in its bounding set; the helper itself gives up
+CAP_SYS_ADMIN when it has mounted what can be written, before the first command."""
 _COMPARTMENT_CAPABILITIES = ("CAP_SYS_ADMIN", "CAP_SYS_CHROOT", "CAP_SETPCAP", "CAP_SYS_RESOURCE")
-"""What the helper keeps in the user name space of a sandbox with one uid. No command has any."""
+"""Capabilities that the helper keeps in the user name space of a sandbox with one uid. No command has any."""
 _TRY_KERNEL = "import ctypes"
 """The helper takes rights from commands by it."""
 _TRY_COMPARTMENTS = """
@@ -48,7 +48,7 @@ _SYSTEM_FILES = (
     "/etc/terminfo",
 )
 _PYTHON_PARTS = ("bin", "lib", "lib64", "include", "ssl", "share/zoneinfo", "share/terminfo")
-"""Of a Python outside of /usr. Not the whole prefix: it may be somebody's home, or ``~/.local``."""
+"""Folders of a Python outside of /usr. Not the whole prefix: it may be somebody's home, or ``~/.local``."""
 _MAIN_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -226,13 +226,13 @@ def _folders(*targets: str) -> list[str]:
 
 
 def _disk(spec: SandboxSpec) -> list[str]:
-    """Where the helper mounts them: the folders alone."""
+    """Arguments for a sandbox whose helper mounts the writable folders: only empty folders to mount at."""
     words = ["--perms", "0755", "--dir", "/run", "--perms", "0700", "--dir", DISK_TARGET]
     return words + [word for folder, _ in writable(spec.workdir) for word in ("--perms", "0755", "--dir", folder)]
 
 
 def _in_memory(spec: SandboxSpec) -> list[str]:
-    """Where it may not: one for each, with an equal share."""
+    """Arguments for a sandbox whose helper may not mount: one tmpfs per writable folder, equal sizes."""
     folders = writable(spec.workdir)
     size = str(max(1, spec.limits.disk_bytes // len(folders)))
     words: list[str] = []

@@ -22,7 +22,7 @@ _V1 = ("memory", "pids", "cpu")
 _V2 = "+memory +pids +cpu"
 _PERIOD_US = 100_000
 _KILLS_FILES = ("memory.oom_control", "memory.events")
-"""Of version 1 and 2. Each has a line ``oom_kill NUMBER``."""
+"""Files of version 1 and 2 that have a line ``oom_kill NUMBER``."""
 _JOIN = 'while [ "$1" != -- ]; do echo $$ > "$1" || exit 70; shift; done; shift; exec "$@"'
 _ROUNDS = 100
 _ROUND_S = 0.02
@@ -41,7 +41,7 @@ class ControlGroup:
         return ["/bin/sh", "-c", _JOIN, "sh", *files, "--", *command]
 
     def killed_for_memory(self) -> bool:
-        """Whether the kernel has killed a process of the group because its memory was used up."""
+        """True if the kernel has killed a process of the group because its memory was used up."""
         for folder in self.folders:
             for name in _KILLS_FILES:
                 with contextlib.suppress(OSError):

@@ -1,4 +1,5 @@
-"""Why bubblewrap does not work on a machine, and what to add: from its error and from what the kernel shows.
+"""Diagnosis of a bubblewrap that does not work on a machine, and the remedy: from its error and from what the
+kernel shows.
 
 Pure but for ``look``, which reads a few small files. The kernel answers "Operation not permitted" for many
 reasons, so a cause is named as likely, bubblewrap's own words stay beside it, and the remedy is exact: flags of
@@ -22,10 +23,10 @@ _FLAGS = f"Start the container with {SECCOMP_FLAG} {SYSTEMPATHS_FLAG} ({_PAGE})"
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What decides whether a process without rights may make name spaces here."""
+    """The facts that decide whether a process without rights may make name spaces here."""
 
     container: str | None = None
-    """What shows that this is a container, e.g. ``Docker (/.dockerenv)``; None where nothing shows it."""
+    """The sign that this is a container, e.g. ``Docker (/.dockerenv)``; None where nothing shows it."""
     filtered: bool = False
     """A system call filter is active on this process (proc(5), ``Seccomp: 2``)."""
     proc_covered: tuple[str, ...] = ()
@@ -70,7 +71,7 @@ def look(
 
 
 def lacking(machine: Machine) -> str:
-    """What to do where there is no ``bwrap``. One or more sentences."""
+    """The remedy where there is no ``bwrap``. One or more sentences."""
     if machine.container is not None:
         return (
             f"there is no `bwrap` in this container ({machine.container}). Use the image of server/Dockerfile, or "
@@ -80,7 +81,7 @@ def lacking(machine: Machine) -> str:
 
 
 def failing(error: str, machine: Machine) -> str:
-    """Why ``bwrap`` failed with ``error``, and what to do. One or more sentences."""
+    """The reason why ``bwrap`` failed with ``error``, and the remedy. One or more sentences."""
     said = error.strip().removeprefix("bwrap: ").partition(". See <")[0].rstrip(".")
     return f"`bwrap` does not work here: {said}. {_advice(error, machine)}"
 

@@ -34,7 +34,7 @@ def kill_recorded(file: Path) -> None:
 
 
 def stopped_below(pid: int, depth: int) -> bool:
-    """Whether a process or one of its descendants, ``depth`` generations down, is stopped by a signal
+    """True if a process or one of its descendants, ``depth`` generations down, is stopped by a signal
     (proc_pid_stat(5), field 3)."""
     pids, parents = [str(pid)], [str(pid)]
     for _ in range(depth):

@@ -47,7 +47,7 @@ class LocalProcess:
         self.files = run_dir / (name + _FILES_SUFFIX)
         """Generated /etc files; where there is no isolation the work folder, homes and temporary files."""
         self.uids: Uids | None = None
-        """Of the sandbox's users, where each has one."""
+        """The uids of the sandbox's users, where each has one."""
         self.helper_depth = 1
         """The helper is the child, or the grandchild, of the process."""
         self.group: cgroups.ControlGroup | None = None
@@ -87,8 +87,8 @@ class LocalProcess:
             return ""
 
     async def death(self) -> SandboxDeath:
-        """What ended the helper, or keeps it from answering. An isolated one is process 1 of its name space,
-        so code inside can neither kill nor stop it."""
+        """The cause of the helper's death, or of its silence. An isolated one is process 1 of its name space, so
+        code inside can neither kill nor stop it."""
         process = await self._started()
         if process is None:
             return SandboxDeath.OUTSIDE

@@ -81,9 +81,9 @@ class LocalProvider:
         self._python = bubblewrap.HostPython(os.path.realpath(sys.executable), sys.base_prefix)
         self._frame: bubblewrap.SandboxFrame | None = None
         self._together = ""
-        """Why users of one uid cannot be kept apart; empty where they can."""
+        """Reason why users of one uid cannot be kept apart; empty where they can."""
         self._problem: str | None = None
-        """Why there is no frame."""
+        """Reason why there is no frame."""
         self._cgroups: cgroups.Cgroups | None = None
         self._kills = MachineKills()
         self._watching: BackgroundTask[None] | None = None
@@ -306,7 +306,7 @@ class LocalProvider:
         )
 
     async def _probe(self, etc: Path) -> str | None:
-        """Why isolation does not work; None: it works, and ``self._frame`` is set."""
+        """Reason why isolation does not work; None: it works, and ``self._frame`` is set."""
         bwrap = shutil.which("bwrap")
         if bwrap is None:
             return diagnosis.lacking(diagnosis.look())

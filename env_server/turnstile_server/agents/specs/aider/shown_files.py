@@ -7,7 +7,7 @@ from pathlib import Path
 
 MAX_FILE_BYTES = 64 << 10
 MAX_ALL_BYTES = 256 << 10
-"""Of what is shown; the prompt holds all of it. Files after that, by path, are left out."""
+"""Bytes of all that is shown; the prompt holds all of it. Files after that, by path, are left out."""
 
 
 def shown_files(folder: Path) -> Iterator[Path]:

@@ -20,7 +20,7 @@ from openhands.tools.file_editor import FileEditorTool  # type: ignore[import-no
 from openhands.tools.terminal import TerminalTool  # type: ignore[import-not-found]
 
 TASK_TOOLS = r"^(?!bash$|read_file$|write_file$|edit_file$)"
-"""Of the MCP endpoint; for the others the agent has tools of its own."""
+"""Pattern for the tools of the MCP endpoint that the agent gets; for the others it has tools of its own."""
 
 
 def main() -> int:

@@ -46,7 +46,7 @@ SHARED = "/tmp/turnstile-shared"
 """Temporary files that the tests share with the work, where the server has made this folder for them."""
 TESTS = "tests"
 GRADING = "/tmp/turnstile-grading"
-"""What the server's grading put there before the tests run: its owner's, so with one uid theirs, too."""
+"""Files that the server's grading put there before the tests run: its owner's; with one uid the tests', too."""
 _SHARED_TEMPORARY = (OWNER, TESTS)
 """Users of the sandbox's own temporary folders: where there are tests, the owner runs only the task's set-up."""
 _TEMPORARY = ("/tmp", "/dev/shm")

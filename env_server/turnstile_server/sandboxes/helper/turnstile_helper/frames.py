@@ -65,7 +65,7 @@ Frame = Tuple[Dict[str, Any], bytes]  # noqa: UP006 - evaluated on Python 3.8
 
 
 class FrameError(Exception):
-    """What came is not this format."""
+    """The data is not in this format."""
 
 
 def encode(header: dict[str, Any], payload: bytes | bytearray | memoryview = b"") -> bytes:

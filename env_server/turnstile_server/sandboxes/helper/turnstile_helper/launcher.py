@@ -39,7 +39,7 @@ _MAX_LAUNCHED = 64
 """Programs at once."""
 _STREAMS = 3
 _PIPE_MODE = 0o666
-"""Of pipes that a program gets: it may open ``/dev/stdout`` and the like, which lead to them, by name."""
+"""Mode of pipes that a program gets: it may open ``/dev/stdout`` and the like, which lead to them, by name."""
 _OOM_SCORE = "1000"
 """The work is killed before what judges it when memory runs out."""
 
@@ -48,7 +48,7 @@ Adopt = Callable[[int, Callable[[int], None]], None]
 
 
 class LaunchConfig:
-    """What launched programs run as and in."""
+    """User, environment and work folder of launched programs."""
 
     def __init__(self, user: str, env: Mapping[str, str], workdir: str) -> None:
         self.user = user

@@ -84,7 +84,7 @@ class Loop:
                     self._call(now.write, key)
 
     def _watched(self, key: selectors.SelectorKey) -> _Watched | None:
-        """What the descriptor of an event is looked at for by now, if it is still the same file."""
+        """The present callbacks of an event's descriptor, if it is still the same file."""
         now = self._selector.get_map().get(key.fd)
         return now.data if now is not None and now.data.serial == key.data.serial else None
 

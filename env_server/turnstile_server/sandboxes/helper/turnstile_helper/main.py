@@ -80,7 +80,7 @@ class Helper:
         self._loop.watch(reading, read=self._read)
         self._jobs: dict[int, Job] = {}
         self._by_pid: dict[int, Callable[[int], None]] = {}
-        """What each child's wait status is for."""
+        """The receiver of each child's wait status, by pid."""
         self._spawner = Spawner({}, {}, NO_RIGHTS_TAKEN)
         self._config: Mapping[str, Any] = {}
         self._carriers: dict[bool, Carrier] = {}

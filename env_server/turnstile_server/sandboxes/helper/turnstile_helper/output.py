@@ -17,7 +17,7 @@ class Output(Protocol):
 
     @property
     def full(self) -> bool:
-        """Whether reading has to pause."""
+        """True if reading has to pause."""
         ...
 
     def latest_line(self) -> bytes:

@@ -1,4 +1,5 @@
-"""What no command has: a capability, a way to gain one, and system calls that the filter does not allow.
+"""Rights that are taken from every command: capabilities, ways to gain one, and system calls that the filter does
+not allow.
 
 It holds for everything that comes of the command: the kernel lets no process take a filter off, or leave
 ``no_new_privs``.
@@ -20,7 +21,7 @@ class Rights:
 
     @property
     def held(self) -> bool:
-        """Whether commands are kept from anything."""
+        """True if anything is taken from commands."""
         return self._kernel is not None
 
     def empty_bounds(self) -> None:

@@ -73,7 +73,7 @@ class Spawner:
         return self.fork(lambda: self._execute(argv, cwd, env, launches), user, stdio, oom_score)
 
     def is_apart(self, user: str) -> bool:
-        """Whether a signal of the user's processes reaches no others."""
+        """True if a signal of the user's processes reaches no others."""
         return user in self._uids or self.compartments is not None
 
     def fork(

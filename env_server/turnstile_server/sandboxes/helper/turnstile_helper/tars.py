@@ -20,7 +20,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
 class FileRefused(Exception):
-    """Why it was refused, as the end of a sentence that begins with the path."""
+    """The reason of a refusal, as the end of a sentence that begins with the path."""
 
 
 def write_all(fd: int, data: bytes) -> None:

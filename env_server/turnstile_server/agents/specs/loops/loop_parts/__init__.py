@@ -1,1 +1,1 @@
-"""What `tool-loop` and `plain-loop` are made of: standard library only, Python 3.9 or later."""
+"""Parts of `tool-loop` and `plain-loop`: standard library only, Python 3.9 or later."""

@@ -28,7 +28,7 @@ class NoCompletion(Exception):
 
 
 class Failures(Protocol):
-    """What is done about a call that failed. ``status`` 0: there was no answer."""
+    """The policy for a call that failed. ``status`` 0: there was no answer."""
 
     def pause_s(self, attempt: int, status: int, headers: dict[str, str]) -> float | None:
         """Seconds until it is tried again, after the try number ``attempt`` (from 0); None: it is not."""

@@ -1,4 +1,4 @@
-"""How these agents end: exit codes, and the line that says why.
+"""Exit codes of these agents, and the line that says why they end.
 
 Python 3.9 or later, standard library only.
 """
@@ -28,7 +28,7 @@ NAMES = {
 
 
 class Ended(Exception):
-    """Why the agent stops: an exit code and a sentence."""
+    """The agent stops: an exit code, and a sentence with the reason."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)

@@ -85,7 +85,7 @@ class Response:
             yield piece
 
     def _next_chunk(self) -> bool:
-        """Whether there is one."""
+        """Begin the next chunk; True if there is one."""
         size = _line(self._stream).partition(b";")[0].strip()
         try:
             self._left = int(size, 16)
@@ -151,7 +151,7 @@ class Connection:
         self._stream = self._socket.makefile("rb")
 
     def _dropped(self) -> bool:
-        """Whether the connection is of no more use. The server closes it when it idles (a model call may take
+        """True if the connection is of no more use. The server closes it when it idles (a model call may take
         minutes): no request is open, so anything to read can only be the end of the stream."""
         if self._socket is None:
             return False
@@ -187,7 +187,7 @@ def _line(stream: Any) -> bytes:
 
 
 def _host_and_port(where: str, default: int) -> tuple[str, int]:
-    """Of ``host``, ``host:port``, ``[v6]:port``."""
+    """Host and port of ``host``, ``host:port``, ``[v6]:port``."""
     if where.startswith("["):
         host, _, rest = where[1:].partition("]")
         port = rest[1:]

@@ -79,7 +79,7 @@ class Tools:
         return (f"Error: {text}" if failed else text), not failed and _user(result) is None
 
     def say_to_user(self, text: str) -> str | None:
-        """What the simulated user replies; None: the conversation is over, or cannot go on."""
+        """Submit the text; returns the simulated user's reply. None: the conversation is over, or cannot go on."""
         return _user(self.rpc("tools/call", {"name": "submit", "arguments": {"answer": text}}))
 
     def close(self) -> None:
@@ -112,7 +112,7 @@ class Tools:
 
 
 def _user(result: dict[str, Any]) -> str | None:
-    """What a simulated user replied, in the result of a tool."""
+    """The simulated user's reply in the result of a tool."""
     said: str | None = (result.get("structuredContent") or {}).get("user")
     return said
 

@@ -24,7 +24,7 @@ from .mcp_tools import Tools
 
 ABOUT = {"name": "plain-loop", "version": "1.1"}
 MODEL_SILENCE_S = 3600.0
-"""How long a model call may take; the model API has the real limits."""
+"""Seconds that a model call may take; the model API has the real limits."""
 TOOLS_SILENCE_S = 60.0
 """The MCP endpoint sends pings while a command runs, so silence means that the server is gone."""
 
