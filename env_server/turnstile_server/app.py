@@ -149,7 +149,7 @@ def _control_key(settings: Settings, *, is_worker: bool) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What ``assemble`` joins: the parts that hold files and processes, already started."""
+    """The parts that ``assemble`` joins. They hold files and processes, and are already started."""
 
     settings: Settings
     journal: FileJournal
@@ -162,7 +162,7 @@ class Parts:
     observe: Callable[[ASGIApp], ASGIApp] | None = None
     """Wraps the agent app as sandboxes reach it: tests and benchmarks record its requests."""
     is_worker: bool = False
-    """Whether this is one of several worker processes."""
+    """True in one of several worker processes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What episodes need beside the model: tasks, agents, sandboxes and a grader, built from the settings."""
+"""Tasks, agents, sandboxes and a grader: what episodes need beside the model, built from the settings."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Backends:
     installer: Installer
     grader: Grader
     grader_digest: Callable[[Task], str]
-    """Of what judges a task's work. Reads its files: for a thread."""
+    """Digest of what judges a task's work. Reads files, so call it in a thread."""
     own_tools: OwnToolCatalog
     worlds: Worlds
     images: TaskImages
@@ -162,7 +162,7 @@ def _default_run_dir(data_dir: Path, owner: str) -> Path:
 
 
 def runtimes_of(settings: Settings) -> RuntimeStore:
-    """What makes the runtime for containers, among the installed agents."""
+    """The store that makes the runtime for containers. It lies among the installed agents."""
     folder = (settings.agents.install_dir or default_install_dir()).absolute()
     return RuntimeStore(InstallFolder(folder), settings.agents.install_timeout_s)
 

@@ -29,7 +29,7 @@ JOURNAL_LOCK = "lock"
 WORKERS = "workers"
 """The folder of the worker processes' own data directories, and of the lock of the process in front of them."""
 PROBE_BYTES = 64 << 10
-"""What is written to find out whether a folder takes files: a full disk often still takes an empty one."""
+"""Bytes written to test whether a folder takes files. A full disk often still takes an empty file."""
 _DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
 _ELSEWHERE = "or name another folder (--data-dir, TURNSTILE_DATA_DIR)"
 
@@ -39,17 +39,17 @@ def journal_folder(data_dir: Path) -> Path:
 
 
 def work_folder(data_dir: Path) -> Path:
-    """Of the work that is kept to be judged again."""
+    """The folder of kept work, which can be judged again."""
     return data_dir / "work"
 
 
 def snapshot_folder(data_dir: Path) -> Path:
-    """Of the snapshots of sandboxes."""
+    """The folder of sandbox snapshots."""
     return data_dir / "snapshots"
 
 
 def replay_folder(data_dir: Path) -> Path:
-    """Of the states of work folders."""
+    """The folder of recorded states of work folders."""
     return data_dir / "replay"
 
 
@@ -85,7 +85,7 @@ def whole_data_dir(data_dir: Path) -> Path:
 
 
 def has_records(data_dir: Path) -> bool:
-    """Whether there is a segment of a journal: a worker that had no episode has a journal without one."""
+    """True if the journal has a segment. A worker that had no episode has a journal without one."""
     return any(journal_folder(data_dir).glob("*.tsj"))
 
 
@@ -139,7 +139,7 @@ def prepare_data_dir(data_dir: Path, min_free_bytes: int) -> None:
 
 
 def _has_served(data_dir: Path) -> bool:
-    """Whether an earlier server left its secret and a journal: the next one needs to make no file to read them."""
+    """True if an earlier server left its secret and a journal. The next one makes no file to read them."""
     return (data_dir / SECRET_FILE).is_file() and (journal_folder(data_dir) / JOURNAL_LOCK).is_file()
 
 
@@ -176,8 +176,8 @@ def _left_by_an_earlier_server(data_dir: Path) -> Iterator[tuple[Path, int]]:
 
 
 def _strange(path: Path, data_dir: Path) -> str | None:
-    """What ``path`` is where it is not what a server makes, and what to do. Continued by a comma. A pipe in a
-    file's place would hold the start for ever."""
+    """Error text for a path of another kind than a server makes, with the remedy; else None. The caller continues
+    it after a comma. A pipe in a file's place would block the start for ever."""
     if not path.exists():
         return f"{path} is a link that leads nowhere. Put back what it leads to, or remove it"
     if path == journal_folder(data_dir):
@@ -188,7 +188,8 @@ def _strange(path: Path, data_dir: Path) -> str | None:
 
 
 def _closed(path: Path) -> str:
-    """Why the server's user may not write ``path``, and what to run. Continued by a comma."""
+    """Error text for a path that the server's user may not write: the reason, and the command to run. The caller
+    continues it after a comma."""
     status = path.stat()
     user, group = os.geteuid(), os.getegid()
     why = (

@@ -286,7 +286,7 @@ class SandboxUnavailable(TurnstileError):
 
 
 class SandboxDeath(StrEnum):
-    """What ended a sandbox, as far as its backend can tell."""
+    """The cause of a sandbox's death, as far as its backend can tell."""
 
     MEMORY = "memory"
     """The kernel killed it, because its memory was used up."""

@@ -17,7 +17,7 @@ class Heap:
 
     @property
     def trims(self) -> bool:
-        """Whether the C library can give memory back."""
+        """True if the C library can give memory back."""
         return self._trim is not None
 
     def trim(self) -> None:

@@ -45,7 +45,8 @@ this gains."""
 
 @dataclass(frozen=True, slots=True)
 class Inherited:
-    """What a worker process has of the process in front of it, which says all that is to be told."""
+    """The sockets and the event channel that a worker process gets from the process in front. Only the process in
+    front reports to the user."""
 
     control: socket.socket
     agent: socket.socket

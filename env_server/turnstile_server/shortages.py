@@ -8,13 +8,13 @@ import errno
 from turnstile_server.errors import ServerExhausted, TurnstileError
 
 SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-"""Of an ``OSError``."""
+"""The ``errno`` of an ``OSError`` that is a shortage."""
 _NO_THREAD = "can't start new thread"
-"""Of the ``RuntimeError`` of CPython's ``threading``, which has no type of its own."""
+"""Message of the ``RuntimeError`` that CPython's ``threading`` raises. It has no type of its own."""
 
 
 def is_shortage(error: BaseException) -> bool:
-    """Whether the process lacked something."""
+    """True if the error says that the process lacked something."""
     match error:
         case OSError():
             return error.errno in SHORTAGES

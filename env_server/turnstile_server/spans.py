@@ -198,7 +198,7 @@ def nested(
 
 
 def error_type(error: BaseException) -> str:
-    """What a span says of an exception."""
+    """The error type that a span records for an exception."""
     if isinstance(error, TurnstileError):
         return error.type
     return TurnstileError.type if isinstance(error, Exception) else CANCELLED

@@ -35,7 +35,7 @@ class TraceContext:
         return TraceContext(episode_id, _hex(episode_id, 16), None, True, True) if exported else None
 
     def span_id(self, name: str) -> str:
-        """Of a span by its name in the episode: the ``span_id`` of its report; the empty one is the episode's."""
+        """The id of a span by its name: the ``span_id`` of its report. The empty name is the episode's span."""
         return _hex(f"{self.episode_id}/{name}", 8)
 
     def header(self, span: str) -> str:
@@ -45,7 +45,7 @@ class TraceContext:
 
 
 def is_traceparent(text: str) -> bool:
-    """Whether it is the header as version 00 of the recommendation has it: no id is all zeros."""
+    """True if the text is a header as version 00 of the recommendation defines it: no id is all zeros."""
     found = _TRACEPARENT.fullmatch(text)
     return found is not None and all(int(part, 16) for part in found.groups()[:2])
 

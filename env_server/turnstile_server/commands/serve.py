@@ -26,7 +26,7 @@ USAGE = 2
 
 
 def _part(group: str, *others: str) -> tuple[str, Callable[[str | None], str | None]]:
-    """What help shows for a flag that names a part, and its check: a part of ``group``, or one of ``others``."""
+    """Help text of a flag that names a part, and the flag's check: a part of ``group``, or one of ``others``."""
     parts = Plugins(group)
 
     def check(name: str | None) -> str | None:

@@ -1,4 +1,4 @@
-"""Where agents reach the agent listener, told to the caller of a request in the caller's own terms.
+"""The agent listener's address, told to the caller of a request in the caller's own terms.
 
 The control API hands out ``model_url`` and ``tool_url``. A server cannot know by which name the outside knows its
 machine, but the caller has just used one: the request's Host header. So the address is that host with the agent
@@ -64,8 +64,8 @@ class AgentAddress:
         return plain_host(given[0]) if len(given) == 1 else None
 
     def _listens_for(self, host: str) -> bool:
-        """Whether the agent listener can be the one at ``host``: always for a listener on every address; one on
-        loopback is not at another literal loopback address; one on a single address is only there."""
+        """True if the agent listener can be the one at ``host``. A listener on every address always can. One on
+        loopback is not at another literal loopback address. One on a single address is only there."""
         bound = _literal(urlsplit(self.bound_url).hostname or "")
         asked = _literal(host)
         if bound is None or bound.is_unspecified:

@@ -36,7 +36,7 @@ from turnstile_server.trace_context import is_traceparent
 
 @dataclass(frozen=True, slots=True)
 class ControlParts:
-    """What the routes are built from. ``closing`` is set when the server stops: long polls then answer.
+    """The parts that the routes are built from. ``closing`` is set when the server stops: long polls then answer.
     ``address``: the agent listener's."""
 
     episodes: EpisodeService
@@ -67,8 +67,8 @@ def _add_open_routes(router: APIRouter, parts: ControlParts) -> None:
 
     @router.get("/ready")
     async def ready() -> Response:
-        """Whether new episodes are taken and their model calls served. These routes serve once all is started;
-        ``http/starting.py`` answers before."""
+        """Readiness: 200 if new episodes are taken and their model calls served, else 503. These routes serve once
+        all is started; ``http/starting.py`` answers before."""
         refusal = parts.episodes.refusal
         if refusal is not None:
             reason = f"new episodes and turns are refused: {refusal}"

@@ -1,4 +1,4 @@
-"""What comes in and goes out over HTTP at the control API: bodies, cursors, JSON.
+"""Bodies, cursors and JSON that come in and go out over HTTP at the control API.
 
 What must hold: never more than ``max_body_bytes`` of one body are in memory, with or without a declared length,
 and never more than ``max_body_bytes_total`` of all; an integer keeps its value however many digits it has (readers
@@ -47,7 +47,7 @@ of numbers, which are read in a tenth of the time."""
 
 
 _PIECE = "/engine/weights/bucket"
-"""How the path of a piece of new weights ends."""
+"""The end of the path for a piece of new weights."""
 
 
 class BodyLimit:

@@ -55,7 +55,7 @@ class EpisodeEvent:
     episode: Episode | None
     """None: the reader's place in the stream, without a change."""
     lost: str | None = None
-    """Why events between the reader's last one and this are not sent; None: there are none."""
+    """Reason why events between the reader's last one and this one are not sent; None: there are none."""
 
 
 class EpisodeReading(Protocol):
@@ -84,7 +84,7 @@ class EpisodeReading(Protocol):
         ...
 
     async def network(self, episode_id: str) -> NetworkReport:
-        """What the episode's sandboxes asked of the server's proxy, and what it decided."""
+        """The requests of the episode's sandboxes to the server's proxy, and the proxy's decisions."""
         ...
 
 
@@ -128,7 +128,7 @@ class EpisodeService(EpisodeReading, Protocol):
 
     @property
     def refusal(self) -> str | None:
-        """Why no new episode is taken now, as a sentence; None: they are taken."""
+        """Reason why no new episode is taken now, as a sentence; None: they are taken."""
         ...
 
     async def audit(self, episode_id: str) -> AuditReport:
@@ -136,8 +136,8 @@ class EpisodeService(EpisodeReading, Protocol):
         ...
 
     def subscribe(self, after: str | None = None) -> AsyncIterator[EpisodeEvent]:
-        """Where it begins, then every change of status after the event with this id, else from now on. The
-        iterator ends at shutdown, and when its reader lags too far behind."""
+        """Yield the start position, then every change of status after the event with this id, else from now on.
+        The iterator ends at shutdown, and when its reader lags too far behind."""
         ...
 
 
@@ -265,8 +265,8 @@ class InspectionService(Protocol):
     async def find(
         self, turn_id: str, wanted: str | int, after: int, limit: int, episode_id: str | None = None
     ) -> TokenMatches:
-        """Where a text or a token id stands on that path: the first ``limit`` places that begin behind token
-        ``after`` (−1: from the beginning). Raises InvalidRequest for an empty text."""
+        """Find a text or a token id on that path: the first ``limit`` places that begin behind token ``after``
+        (−1: from the beginning). Raises InvalidRequest for an empty text."""
         ...
 
     async def outlines(self, episode_id: str) -> TurnOutlines:
@@ -282,8 +282,8 @@ class WorkViews(Protocol):
     """Shows the kept work of ended episodes."""
 
     async def work(self, episode_id: str) -> WorkDiff:
-        """What it changed, file by file, against its task as this server has it. Cancelling this ends the sandbox
-        in which it is compared.
+        """Compare its work, file by file, with its task as this server has it. Cancelling this ends the sandbox in
+        which it is compared.
 
         Raises Conflict for an episode that has not ended; WorkNotKept; Unprocessable where the task is not known
         here; and what a sandbox and a set-up raise.

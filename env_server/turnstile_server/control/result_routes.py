@@ -98,6 +98,6 @@ def build_result_router(
 
 
 def _wants_json(accept: str) -> bool:
-    """Whether an Accept header names JSON and not safetensors; wildcards get the default, safetensors."""
+    """True if an Accept header names JSON and not safetensors. Wildcards get the default, safetensors."""
     named = {part.split(";")[0].strip().lower() for part in accept.split(",")}
     return JSON in named and SAFETENSORS not in named

@@ -47,7 +47,7 @@ class TrainerSampling:
 
     @property
     def open(self) -> bool:
-        """Whether the training loop samples."""
+        """True if the training loop samples."""
         return self._calls is not None
 
     async def pending(self, episode_id: str, wait_s: float = 0.0) -> PendingCalls:

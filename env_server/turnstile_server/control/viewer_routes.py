@@ -62,7 +62,7 @@ class ViewerFile:
 
 
 def is_viewer_path(path: str) -> bool:
-    """Whether a path of the control API is the viewer's."""
+    """True if a path of the control API belongs to the viewer."""
     return path == VIEWER_PATH or path.startswith(f"{VIEWER_PATH}/")
 
 

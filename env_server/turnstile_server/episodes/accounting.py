@@ -1,4 +1,4 @@
-"""What the metrics count at the end of an episode."""
+"""The metrics that are counted at the end of an episode."""
 
 from __future__ import annotations
 

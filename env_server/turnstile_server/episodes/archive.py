@@ -84,21 +84,21 @@ class Archive:
         self._ended: dict[str, bytes] = {}
         """Records as JSON, a fraction of the objects' size."""
         self._summaries: dict[str, EpisodeSummary] = {}
-        """Of the ended episodes."""
+        """Summaries of the ended episodes, by episode id."""
         self._creations: dict[str, Stored] = {}
         """Running and ended episodes by idempotency key, so that a repeated request is recognised."""
         self._idempotency_keys: dict[str, str] = {}
         """By episode id."""
         self._forests: OrderedDict[str, Forest] = OrderedDict()
         self._origins: dict[str, ForkOrigin] = {}
-        """Of the forks, by episode id."""
+        """Origins of the forks, by episode id."""
         self._forks: defaultdict[str, set[str]] = defaultdict(set)
         """Ids of the forks, by the episode whose turns their trees continue."""
         self._fetched: set[str] = set()
         """Ended episodes whose export was recorded by this server."""
 
     def __contains__(self, episode_id: str) -> bool:
-        """Whether there is such an episode: created and not deleted, running or ended."""
+        """True if there is such an episode: created and not deleted, running or ended."""
         return episode_id in self._listing
 
     async def restore(self) -> None:
@@ -251,7 +251,7 @@ class Archive:
         return [row.episode_id for row in rows if _lived(row, at - slack_s, at + slack_s)]
 
     async def network(self, episode_id: str) -> NetworkReport:
-        """What an ended episode reached by the network, from its record."""
+        """The network report of an ended episode, from its record."""
         report = network_of(await self._journal.read(episode_id))
         return report or NetworkReport(episode_id=episode_id)
 
@@ -276,7 +276,7 @@ class Archive:
         return sorted(self._forks.get(episode_id, ()))
 
     def _unreadable(self, episode_id: str) -> bool:
-        """Whether the episode is shown as one whose records cannot be read."""
+        """True if the episode is shown as one whose records cannot be read."""
         episode = self.get(episode_id)
         return episode is not None and episode.error is not None and episode.error.type == RECORD_UNREADABLE
 
@@ -287,7 +287,7 @@ class Archive:
             self._forests.popitem(last=False)
 
     def summary(self, episode_id: str) -> EpisodeSummary | None:
-        """Of an ended episode; None for any other."""
+        """The summary of an ended episode; None for any other."""
         return self._summaries.get(episode_id)
 
     def newest(
@@ -317,6 +317,6 @@ class Archive:
 
 
 def _lived(row: EpisodeSummary, after: float, before: float) -> bool:
-    """Whether the episode lived at some time between the two."""
+    """True if the episode lived at some time between the two."""
     ended = row.created_at if row.ended_at is None else row.ended_at
     return row.created_at <= before and after <= ended

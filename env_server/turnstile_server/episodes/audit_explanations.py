@@ -1,5 +1,5 @@
-"""What may explain that recorded and re-scored logprobs are apart: the engine's own settings, in plain words.
-Pure.
+"""Possible causes of a distance between recorded and re-scored logprobs: the engine's own settings, in plain
+words. Pure.
 
 The settings come from ``EngineCapabilities.details``: those that SGLang reports in ``/server_info``, vLLM on its
 command line, under the engine's own names. A name that is not known here explains nothing.

@@ -32,7 +32,7 @@ class Broadcast:
         self._streams: set[MemoryObjectSendStream[EpisodeEvent]] = set()
         self._start = secrets.token_hex(4)
         self._number = 0
-        """Of the latest event."""
+        """Number of the latest event."""
         self._kept: deque[EpisodeEvent] = deque(maxlen=kept)
 
     def publish(self, episode: Episode) -> None:

@@ -1,4 +1,4 @@
-"""Where a forked episode begins: the turns that its tree continues, and the files of its sandbox."""
+"""The start of a forked episode: the turns that its tree continues, and the files of its sandbox."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ for place in /proc/[0-9]*; do
     tr '\\0' ' ' < "$place/cmdline" 2>/dev/null && echo
 done
 """
-"""Of the user that asks. The pattern is expanded before the loop starts anything."""
+"""Prints command lines of the caller's processes. The pattern is expanded before the loop starts anything."""
 MAX_PROCESSES = 100
 
 
@@ -40,7 +40,7 @@ class ForkPoint:
 
 
 def snapshot_folders(sandbox: Sandbox) -> tuple[str, ...]:
-    """What a snapshot has of a sandbox: all that an external agent's tools may write to."""
+    """The folders of a sandbox that a snapshot has: all that an external agent's tools may write to."""
     return sandbox.workdir, HOMES[User.AGENT], "/tmp"
 
 

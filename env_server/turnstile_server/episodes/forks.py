@@ -26,7 +26,7 @@ from turnstile_server.episodes.store import Forest, Stored
 from turnstile_server.errors import Conflict, NotFound, Unprocessable, WorkNotKept
 
 GO_ON = "Continue."
-"""What a launched agent is told in a fork whose request says nothing."""
+"""The instruction for a launched agent in a fork whose request has none."""
 
 
 class Forks:
@@ -121,7 +121,8 @@ class Forks:
 
 
 def _same_place(episode_id: str, request: ForkRequest, earlier: Stored | None) -> ForkOrigin | None:
-    """Where the same request forked before: its snapshot may be gone by now, and the turn may have a later one."""
+    """The origin of the earlier fork, if this request is the same. Its snapshot may be gone by now, and the turn
+    may have a later one."""
     origin = None if earlier is None else earlier.episode.forked_from
     if origin is None or origin.episode_id != episode_id:
         return None

@@ -98,14 +98,14 @@ class EpisodeGrading:
         return unearned(task, why)
 
     async def _named(self, kept: KeptWork | None, task: Task, grade: Grade) -> KeptWork | None:
-        """What the record names of the kept work, with the digest of what judged it."""
+        """The kept work for the record, with the digest of what judged it; None where it is not kept."""
         if kept is None or not self._works.keeps(graded=grade.reward is not None):
             return None
         digest = await anyio.to_thread.run_sync(self._backends.grader_digest, task)
         return kept.model_copy(update={"grader": digest})
 
     async def _work(self, answer: str | None, span: OpenSpan) -> Work:
-        """What the agent left behind. Raises AgentFailed where it has made that useless, TaskFailed,
+        """Collect the agent's work. Raises AgentFailed where the agent has made it useless, TaskFailed,
         SandboxFailed."""
         try:
             archive = scores = None

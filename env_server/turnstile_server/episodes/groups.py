@@ -22,7 +22,7 @@ class EpisodeGroup:
     first_version: str | None = None
     """The oldest weights that sampled a token of its episodes, since it began (again)."""
     closed: str | None = None
-    """Why it gets no further episode; None while it does."""
+    """Reason why it gets no further episode; None while it does."""
     open: int = 0
     """Its episodes that have not ended."""
 

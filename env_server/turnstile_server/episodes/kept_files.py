@@ -51,7 +51,7 @@ def _make_durable(folder: Path) -> None:
 
 
 def free_bytes(folder: Path) -> int:
-    """What an unprivileged process may still write there."""
+    """Bytes that an unprivileged process may still write there."""
     status = os.statvfs(folder)
     return status.f_bavail * status.f_frsize
 

@@ -15,7 +15,7 @@ from turnstile_server.tasks.model import Task
 
 
 def late_rewards_of(task: Task) -> LateRewards | None:
-    """What an episode of the task takes; None: it has only its graders' reward."""
+    """The late rewards that an episode of the task takes; None: it has only its graders' reward."""
     rules = task.reward
     if not rules.late:
         return None

@@ -48,7 +48,7 @@ class Lifecycle:
         self.episode = episode
         """The record as it is now; its statistics are not kept here."""
         self.stop: Outcome | None = None
-        """How the episode is to end; None while no stop was requested."""
+        """The requested end of the episode; None while no stop was requested."""
         self.shutting_down = False
         """The server stops: no stop request counts any more, and no grading is to begin."""
         self._to_grade = graded
@@ -134,7 +134,7 @@ class Lifecycle:
             raise ValueError(f"an episode cannot move from {self.episode.status.value} to {status.value}")
 
     def overdue(self, now: float, *, calls_in_flight: bool, last_activity: float) -> EpisodeOverdue | None:
-        """Why the episode's time is over, None while it is not. ``last_activity``: of its model calls."""
+        """The error of an overdue episode; None while it is not overdue. ``last_activity``: of its model calls."""
         limits, status = self.episode.limits, self.episode.status
         if self.stop is not None or self._still_since is not None:
             return None

@@ -23,18 +23,18 @@ TAIL = 2000
 
 @dataclass(frozen=True, slots=True)
 class AgentEnd:
-    """How an agent's process ended."""
+    """The end of an agent's process."""
 
     exit_code: int
     output: str
     """Standard output, then standard error; bounded by ``agents.max_output_bytes``."""
     reported: LoggedEnding | None = None
-    """What its own log says, where its spec has rules for reading it."""
+    """The ending by its own log, where its spec has rules for reading it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How an episode ends, or is to end: the argument of a stop request, later with its grade."""
+    """The end of an episode, or its requested end: the argument of a stop request, later with its grade."""
 
     status: EpisodeStatus
     error: TurnstileError | None = None
@@ -42,9 +42,9 @@ class Outcome:
     """None for an external agent, and for one that was stopped."""
     grade: Grade | None = None
     work: KeptWork | None = None
-    """What is kept of the work that was handed to grading."""
+    """The record of the work that was handed to grading, where it is kept."""
     by: EndedBy | None = None
-    """What requested it, where neither ``error`` nor the agent's exit says so."""
+    """The requester of the end, where neither ``error`` nor the agent's exit names it."""
 
     @property
     def by_agent(self) -> bool:
@@ -147,13 +147,13 @@ def outcome_of_exit(
 
 
 def _is_servers(refusal: TurnstileError) -> bool:
-    """Whether the agent could have done nothing about it: what it worked with was missing, or a bug of the server,
-    which has the type of the base alone."""
+    """True if the agent could have done nothing about the refusal: something that it worked with was missing, or
+    the server has a bug, which has the type of the base alone."""
     return refusal.fault is Fault.INFRASTRUCTURE or refusal.type == TurnstileError.type
 
 
 def _reason(end: AgentEnd) -> str:
-    """Why the agent failed, to be added to a sentence: its own reason, else the last of its output."""
+    """The agent's reason for its failure, to be added to a sentence; else the last of its output."""
     if end.reported is not None and end.reported.failed and end.reported.reason:
         return f": {end.reported.reason[-TAIL:]}"
     return f"; its last output: {end.output[-TAIL:].strip()}" if end.output.strip() else ""

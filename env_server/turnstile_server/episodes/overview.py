@@ -127,7 +127,7 @@ class Overview:
         signal: bool | None,
         descending: bool,
     ) -> GroupSummaryPage:
-        """Of the episodes that are meant. ``signal``: only groups of which this is so."""
+        """The groups of the episodes that match. ``signal``: only groups whose ``signal`` is this."""
         rows = [row async for _, row in self._chosen(wanted, EpisodeSelection(wanted), None)]
 
         def found() -> GroupSummaryPage:

@@ -41,7 +41,7 @@ class EpisodeOwnTools:
         return () if self._stopped else self._tools
 
     def __bool__(self) -> bool:
-        """Whether there are any sources."""
+        """True if there are any sources."""
         return bool(self._sources)
 
     async def open(self, episode: EpisodeTools, tasks: TaskGroup) -> None:

@@ -1,4 +1,4 @@
-"""What the register of episodes is made with."""
+"""The parts that the register of episodes is made with."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from turnstile_server.tools.toolbox import Toolbox
 
 @dataclass(frozen=True, slots=True)
 class EpisodeParts:
-    """What episodes are made with. ``agent_url``: the agent listener's address, where a caller knows no better."""
+    """The parts of episodes. ``agent_url``: the agent listener's address, where a caller knows no better."""
 
     journal: Journal
     pipeline: CallPipeline

@@ -16,8 +16,8 @@ import anyio.lowlevel
 
 @dataclass(frozen=True, slots=True)
 class PlaceClaim:
-    """What ranks an episode in the queue. ``group_since``: when its group's first episode came, monotonic
-    seconds."""
+    """An episode's claim to a place, which ranks it in the queue. ``group_since``: when its group's first episode
+    came, monotonic seconds."""
 
     priority: int = 0
     group_since: float = 0.0

@@ -1,4 +1,4 @@
-"""What an episode needs, decided when it is created: task, agent, sandbox, limits, first record, gate session.
+"""The plan of an episode, decided when it is created: task, agent, sandbox, limits, first record, gate session.
 
 Pure: nothing is started here. A request that cannot work is refused before anything has been spent on it.
 """
@@ -57,9 +57,9 @@ class Plan:
     image: str
     """The task's image, else the default one. For error texts; only containers have one."""
     own_tools: tuple[OwnTools, ...] = ()
-    """Where the tools beside the built-in ones come from."""
+    """The sources of the tools beside the built-in ones."""
     fork: ForkPoint | None = None
-    """Where it begins, if not anew."""
+    """The point where a fork begins; None: the episode begins anew."""
     snapshots: SnapshotMode = "on_request"
     replay: bool = False
     """The states of the work folder are recorded."""
@@ -73,7 +73,7 @@ class Plan:
 
     @property
     def told(self) -> str | None:
-        """What a launched agent is told to go on; None: it begins with the task's instruction."""
+        """The instruction for a launched agent to go on; None: it begins with the task's instruction."""
         return None if self.fork is None else self.fork.origin.instruction
 
     @property
@@ -161,7 +161,7 @@ def resource_tools(task: Task, settings: GradingSettings) -> ResourceTools | Non
 
 
 def _unforkable(task: Task) -> str | None:
-    """Why no episode of the task can be forked, whatever its agent; None: it can."""
+    """Reason why no episode of the task can be forked, whatever its agent; None: it can."""
     if task.world is not None:
         return f"task {task.id} has a world: what is in it cannot be taken into a fork"
     if task.steps:
@@ -172,7 +172,7 @@ def _unforkable(task: Task) -> str | None:
 
 
 def agent_mounts(installer: Installer, agent: AgentSpec, *, carried: bool = False) -> tuple[Mount, ...]:
-    """What is installed for this agent, and nothing of the others'. ``carried``: for the carried runtime."""
+    """Mounts of what is installed for this agent, not for others. ``carried``: for the carried runtime."""
     folders = installer.folders_of(agent, carried=carried)
     return tuple(Mount(folder, f"{INSTALLS}/{name}") for name, folder in folders.items())
 

@@ -1,4 +1,4 @@
-"""What one of several worker processes tells the process in front: its load, and which episodes it has.
+"""Reports of one of several worker processes to the process in front: its load, and the episodes that it has.
 
 Served on the worker's own socket alone, below ``/register``; the process in front (``workers/``) passes no request
 there. A directory that is only read has these routes too.
@@ -31,7 +31,7 @@ class WorkerState(BaseModel):
     open: int
     """Episodes that have not ended."""
     refusal: str | None
-    """Why it takes no new episodes."""
+    """Reason why it takes no new episodes."""
     held: bool
     """Its model calls wait: a pause, an update, sleep."""
 
@@ -54,7 +54,7 @@ class WorkerRows(BaseModel):
 
     rows: list[WorkerRow]
     more: bool
-    """Whether there are more behind the last one."""
+    """True if there are more behind the last one."""
     head: int
     """The ordinal of the next new episode."""
     total: int | None

@@ -1,5 +1,5 @@
-"""What is kept of an episode's sandbox while its agent is at rest: snapshots for forks, and the states of its work
-folder for replay. Nothing of it fails the episode."""
+"""Snapshots for forks, and states of the work folder for replay: taken of an episode's sandbox while its agent is
+at rest. No failure of these fails the episode."""
 
 from __future__ import annotations
 

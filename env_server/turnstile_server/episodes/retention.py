@@ -1,5 +1,4 @@
-"""What is deleted by itself: states of work folders, snapshots and kept work first, then episodes, as the
-journal's bounds say.
+"""Deletion by the journal's bounds: states of work folders, snapshots and kept work first, then episodes.
 
 What must hold: the kept work of an episode that is deleted goes with it; an episode whose record was changed at
 the same time does not come back; an episode whose turns a fork continues stays as long as the fork.

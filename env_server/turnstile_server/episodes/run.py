@@ -64,9 +64,9 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RunParts:
-    """What every run shares. ``places``: one for each of ``episodes.max_running``. ``changed(run, before)`` is
-    called after each change of status, with the status before it; for the last one, after the end is durable.
-    ``weights(run)``: other weights than before have sampled a token of it."""
+    """The parts that every run shares. ``places``: one for each of ``episodes.max_running``. ``changed(run,
+    before)`` is called after each change of status, with the status before it; for the last one, after the end is
+    durable. ``weights(run)``: other weights than before have sampled a token of it."""
 
     journal: Journal
     pipeline: CallPipeline
@@ -220,7 +220,8 @@ class EpisodeRun:
                 await self._own_tools.open(self.tools, tasks)
 
     async def _agent_outcome(self) -> Outcome:
-        """Of an external agent: lasts until a stop that is requested elsewhere cancels it, or its sandbox dies."""
+        """The outcome of the agent. With an external agent, this lasts until a stop that is requested elsewhere
+        cancels it, or its sandbox dies."""
         agent, session, sandbox = self._plan.agent, self.session, self._sandbox
         before = len(session.tree)
         with self.spans.span(SpanKind.AGENT, self.episode.agent, stoppable=True, step=session.step) as span:

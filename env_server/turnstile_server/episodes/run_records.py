@@ -32,7 +32,7 @@ class RunRecords:
         self._attempted = anyio.Event()
         """Set at each attempt to store the end, and replaced while there may be another."""
         self._error: Exception | None = None
-        """Why the latest attempt failed."""
+        """The error of the latest attempt."""
 
     async def end(self, seal: Callable[[], None]) -> bool:
         """One attempt to store the decided end. False, with nothing changed, when the journal refuses. ``seal``:

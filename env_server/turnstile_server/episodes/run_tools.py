@@ -40,7 +40,7 @@ class RunTools:
         stopping: anyio.Event,
     ) -> None:
         self.answer: str | None = None
-        """What was submitted last."""
+        """The answer that was submitted last."""
         self._life = life
         self._agent = agent
         self._session = session

@@ -57,7 +57,7 @@ class EpisodeSandbox:
         self._task_settings = settings.tasks
         self._max_work_bytes = settings.sandboxes.max_archive_bytes
         self.network = NetworkLog(settings.egress.max_decisions)
-        """What the episode reached by the network, the judging of its work included."""
+        """The episode's requests to the network, those of the judging of its work included."""
         self._sandbox: Sandbox | None = None
         self._usable = False
         self._prepared = False

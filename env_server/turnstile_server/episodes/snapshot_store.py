@@ -58,7 +58,7 @@ class SnapshotStore:
         return found
 
     def of(self, episode_id: str) -> tuple[SnapshotInfo, ...]:
-        """Of one episode, oldest first."""
+        """The snapshots of one episode, oldest first."""
         found = [info for info in self._known.values() if info.episode_id == episode_id]
         return tuple(sorted(found, key=lambda info: info.at))
 

@@ -19,7 +19,7 @@ from turnstile_server.episodes.groups import EpisodeGroup
 from turnstile_server.errors import Conflict, TurnstileError
 
 Lag = Callable[[str], int | None]
-"""How many versions were served after one; None for one that never was."""
+"""Number of versions that were served after one; None for one that never was."""
 
 
 class StaleGroup(Conflict):
@@ -38,7 +38,7 @@ class StaleWeights(TurnstileError):
 
 
 class StaleAction(StrEnum):
-    """What happens to an episode beyond its bound."""
+    """The action on an episode beyond its bound."""
 
     CANCEL = "cancel"
     TRUNCATE = "truncate"
@@ -52,12 +52,12 @@ def oldest(versions: Iterable[str], lag: Lag) -> str | None:
 
 
 def exceeds(bound: StalenessBound | None, behind: int | None) -> bool:
-    """Whether ``behind`` versions are more than the bound allows; never where either is not known."""
+    """True if ``behind`` is more versions than the bound allows. False where either is not known."""
     return bound is not None and behind is not None and behind > bound.max_versions
 
 
 def decide(bound: StalenessBound | None, behind: int | None, *, sampled: bool) -> StaleAction | None:
-    """What happens to an episode that is ``behind`` versions; None: it goes on.
+    """The action on an episode that is ``behind`` versions; None: it goes on.
 
     ``sampled``: the episode itself has a token. One that has none loses nothing: where its group begins again
     (``cancel``) it goes on, and where the group ends (``stop_admitting``) it is cancelled, because an agent that
@@ -71,7 +71,7 @@ def decide(bound: StalenessBound | None, behind: int | None, *, sampled: bool) -
 
 
 class EpisodeStaleness:
-    """How far one episode is behind. ``sampled`` gives the versions that sampled its tokens so far."""
+    """The staleness of one episode. ``sampled`` gives the versions that sampled its tokens so far."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class EpisodeStaleness:
         self.group.first_version = oldest(known, self._versions.lag)
 
     def judge(self) -> StaleAction | None:
-        """What is to happen to the episode now."""
+        """Decide what happens to the episode now."""
         first = self._first()
         behind = None if first is None else self._versions.lag(first)
         action = decide(self.bound, behind, sampled=bool(self._sampled()))
@@ -123,7 +123,7 @@ class EpisodeStaleness:
         )
 
     def error(self) -> StaleWeights:
-        """Why the episode is stopped."""
+        """The error that stops the episode."""
         now = self.measured()
         assert now is not None
         assert self.bound is not None

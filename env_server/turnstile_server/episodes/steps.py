@@ -68,10 +68,10 @@ class EpisodeSteps:
         self._grades = StepGrades(task)
         self._answer: str | None = None
         self._agent = anyio.CancelScope()
-        """Of the step that is played."""
+        """The cancel scope of the step that is played."""
         self._submitted = False
         self._turns_before = 0
-        """Of the episode, when the step began."""
+        """Turns of the episode when the step began."""
         self._begun = False
         """The next step to be judged is prepared, and its agent may have worked."""
 

@@ -27,7 +27,7 @@ _LOG = logging.getLogger(__name__)
 RECORD_UNREADABLE = "record_unreadable"
 """The type of the error of an episode whose record cannot be read."""
 PARENT_LOST = "parent_lost"
-"""Why tokens of a whole turn are discarded: the disk has damaged a turn that it continues."""
+"""Reason why tokens of a whole turn are discarded: the disk has damaged a turn that it continues."""
 _NETWORK = "network"
 _MAX_DEPTH = 190
 """Readers of JSON stop at 200 levels, and listings nest a record deeper."""
@@ -42,7 +42,7 @@ class Stored:
     idempotency_key: str | None
     request_digest: str
     network: NetworkReport | None = None
-    """Of an episode that ends; kept in its record only."""
+    """The network report of an episode that ends; kept in its record only."""
 
     def record(self) -> Record:
         """The journal record; the episode's fields are at its top, where retention finds status and timings."""
@@ -79,7 +79,7 @@ def created_at(record: Record) -> float:
 
 
 def network_of(records: Iterable[Record]) -> NetworkReport | None:
-    """What the last record of an episode says of its network; None: nothing, or what this version cannot read."""
+    """The network report in the last record of an episode; None: it has none, or this version cannot read it."""
     report: NetworkReport | None = None
     for record in records:
         if record.type is RecordType.EPISODE and _NETWORK in record.meta:
@@ -174,8 +174,8 @@ class Forest:
         return episode.model_copy(update={"stats": self.tree.statistics(self.discarded)})
 
     def facts(self, episode: Episode) -> EpisodeFacts:
-        """What every exported row of the episode carries: its metadata, and ``staleness`` where it exceeded its
-        bound."""
+        """The facts that every exported row of the episode carries: its metadata, and ``staleness`` where it
+        exceeded its bound."""
         stale = episode.staleness
         mark = {} if stale is None or not stale.exceeded else {"staleness": stale.model_dump(mode="json")}
         return EpisodeFacts(

@@ -14,7 +14,7 @@ from turnstile_server.journal.protocol import JournalReading, RecordType
 _TURN_ID = re.compile(r"turn_([0-9a-f]{12})[0-9a-f]{20}")
 """A UUIDv7, whose first 48 bits are Unix time in milliseconds."""
 CLOCK_SLACK_S = 2.0
-"""How far the clock may have been set while an episode ran, so that its turns are found all the same."""
+"""Seconds by which the clock may have been set while an episode ran. Its turns are still found."""
 
 
 class TurnFinder:

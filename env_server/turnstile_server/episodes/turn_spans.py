@@ -58,7 +58,7 @@ def report_of(
 
 
 def seconds_spent(episode: Episode, nodes: Iterable[Node], recorded: SpanRecorder) -> PartSeconds:
-    """Where the time of an episode went, as ``seconds_by_part`` would say of its report."""
+    """Seconds of an episode by part, as ``seconds_by_part`` would say of its report."""
     found = recorded.intervals()
     found.setdefault(SpanKind.MODEL, []).extend(
         _call_times(node, episode.timings.created_at) for node in nodes if not node.inherited

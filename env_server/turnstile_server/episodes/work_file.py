@@ -19,12 +19,12 @@ from turnstile_server.tasks.model import Task
 
 VERSION = 1
 LEVEL = 1
-"""Of zlib: 90 MB/s and a third of the size for source text; 6 takes twice the time for a tenth less."""
+"""The level of zlib: 90 MB/s and a third of the size for source text; 6 takes twice the time for a tenth less."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorldStart:
-    """What a world's ``reset`` made of its task for this episode."""
+    """The instruction and the files that a world's ``reset`` made of its task for this episode."""
 
     instruction: str
     files: Mapping[str, str]
@@ -56,7 +56,7 @@ class EndedWork:
 
 
 def facts_of(episode_id: str) -> dict[str, Any]:
-    """What graders that are code are told of an episode, in every grading of its work."""
+    """Facts of an episode for graders that are code, in every grading of its work."""
     return {"episode_id": episode_id}
 
 

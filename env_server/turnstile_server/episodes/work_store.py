@@ -29,7 +29,7 @@ SUFFIX = ".work"
 
 
 class KeptWorks:
-    """What work is kept in a folder, for reading only. ``further``: folders of other workers of one server."""
+    """The kept work in a folder, for reading only. ``further``: folders of other workers of one server."""
 
     def __init__(self, folder: Path, *further: Path) -> None:
         self._folder = folder
@@ -56,7 +56,7 @@ class KeptWorks:
         return episode_id in self._files
 
     async def recovered(self, episode_id: str) -> KeptWork | None:
-        """What was kept of an episode whose end no record has, because the server died while it was graded."""
+        """The kept work of an episode whose end no record has, because the server died while it was graded."""
         if episode_id not in self._files:
             return None
 
@@ -100,11 +100,11 @@ class WorkStore(KeptWorks):
 
     @property
     def episode_ids(self) -> tuple[str, ...]:
-        """Of everything that is kept."""
+        """Ids of the episodes with kept work."""
         return tuple(self._files)
 
     def keeps(self, *, graded: bool) -> bool:
-        """Whether the settings keep work at the end of an episode. ``graded``: it has a reward."""
+        """True if the settings keep work at the end of an episode. ``graded``: it has a reward."""
         return self._settings.keep_work == "all" or (self._settings.keep_work == "ungraded" and not graded)
 
     async def keep(self, ended: EndedWork) -> KeptWork | None:

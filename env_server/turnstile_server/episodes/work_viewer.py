@@ -56,7 +56,7 @@ class WorkViewer:
 
 
 def _left_out(episode: Episode) -> Iterator[LeftOut]:
-    """What the grade says of paths that its judges were not given (``workdiff``)."""
+    """Paths that the judges were not given, from the grade (``workdiff``)."""
     diff = episode.grading.get("diff")
     entries = diff.get("left_out") if isinstance(diff, dict) else None
     for entry in entries if isinstance(entries, list) else ():

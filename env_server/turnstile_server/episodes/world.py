@@ -51,7 +51,7 @@ class RunningWorld:
         self._bounds: tuple[float, float] | None = None
         self._unusable_reward: str | None = None
         self.turn_rewards: dict[str, float] = {}
-        """What its tools gave to the agent's turns, by turn id."""
+        """Rewards that its tools gave to the agent's turns, by turn id."""
 
     @staticmethod
     def of(
@@ -93,7 +93,7 @@ class RunningWorld:
         return self._definition.talks
 
     async def respond(self, answer: str) -> str | None:
-        """What the simulated user says to a submitted answer, if there is one. Raises TaskFailed, and AgentFailed
+        """The simulated user's reply to a submitted answer, if there is a user. Raises TaskFailed, and AgentFailed
         where the user can be played, but not with what this agent said."""
         if self._world is None or self._untouched is None:
             return None

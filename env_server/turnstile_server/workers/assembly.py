@@ -61,14 +61,14 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Front:
-    """What is served, and what is told of it."""
+    """The app of all workers, and the facts that are reported when it is ready."""
 
     joined: Joined
     agent_url: str
     sandboxes: str
     journal: str
     told: list[dict[str, Any]]
-    """Of each worker: number, process, agent listener."""
+    """For each worker: number, process, agent listener."""
 
 
 async def open_front(
@@ -127,7 +127,7 @@ async def join_workers(
     tasks: anyio.abc.TaskGroup,
     stack: AsyncExitStack,
 ) -> Joined:
-    """What is in front of workers that serve; ``stack`` closes it."""
+    """Build the front of workers that already serve; ``stack`` closes it."""
     for link in links:
         stack.push_async_callback(link.close)
     crew = Crew(links, settings.processes)
@@ -186,7 +186,7 @@ async def _follow(crew: Crew, events: JoinedEvents, tasks: anyio.abc.TaskGroup) 
 
 
 class _Hub:
-    """What happens when a worker comes and goes. There may be nobody to tell yet."""
+    """Handles a worker that comes or goes. No-op until ``join``."""
 
     def __init__(self) -> None:
         self._joined: tuple[Crew, CrewEngines, anyio.abc.TaskGroup] | None = None

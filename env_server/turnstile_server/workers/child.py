@@ -48,9 +48,9 @@ class WorkerChild:
     up: anyio.Event = field(default_factory=anyio.Event)
     """Set while it serves; a new one for each life."""
     given_up: str | None = None
-    """Why it is not started any more."""
+    """Reason why it is not started any more."""
     ready: dict[str, object] = field(default_factory=dict)
-    """What its latest life said when it was ready."""
+    """The ready event of its latest life."""
     lives: int = 0
     _process: Process | None = None
     _stopping: bool = False

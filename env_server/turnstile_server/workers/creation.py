@@ -24,7 +24,7 @@ from turnstile_server.workers.link import WorkerLink
 
 @dataclass(frozen=True, slots=True)
 class WantedEpisode:
-    """What of a creation says where it goes. A body that cannot be read says nothing; the worker refuses it."""
+    """The fields of a creation that decide its worker. An unreadable body has none; the worker refuses it."""
 
     episode_ids: tuple[str, ...] = ()
     group_id: str | None = None

@@ -46,7 +46,7 @@ def share_of(total: int, number: int, count: int) -> int:
 
 
 def worker_settings(settings: Settings, number: int, count: int, *, key: str | None) -> Settings:
-    """Of worker ``number`` of ``count``. ``key``: the control key of the whole server.
+    """The settings of worker ``number`` of ``count``. ``key``: the control key of the whole server.
 
     Raises StartupError for a limit that was set to less than ``count``. Defaults are raised to one place each.
     """
@@ -74,7 +74,7 @@ def worker_settings(settings: Settings, number: int, count: int, *, key: str | N
 
 
 def told_shares(settings: Settings, count: int) -> str | None:
-    """What the workers together do more than the defaults say, as a line for the log; None where nothing is."""
+    """A log line with the limits that the workers together raise above the defaults; None where there are none."""
     raised = [
         f"{section}.{field} is {_value(settings, section, field)}"
         for section, field in PLACES

@@ -1,4 +1,4 @@
-"""What a trainer does to the engines that all workers share: pauses, new weights, their state.
+"""A trainer's control of the engines that all workers share: pauses, new weights, their state.
 
 The first worker speaks to the engines; the others hold their calls meanwhile, and then look what the engines serve
 (a version that they did not load is a new one to them: ``fleet/roster.py``). What must hold: no worker gives a
@@ -50,7 +50,7 @@ class CrewEngines:
         self._turn = anyio.Lock()
         """One thing at a time."""
         self._paused: PauseMode | None = None
-        """How the trainer has paused the engines; None: it has not."""
+        """The mode of the trainer's pause of the engines; None: the trainer has not paused them."""
         self._in_pieces = False
         """Weights come in pieces, and the other workers wait for their end."""
 
@@ -213,7 +213,7 @@ def _joined_engines(answers: Sequence[EngineInfo]) -> tuple[WorkerInfo, ...]:
 
 
 def _mode(body: bytes, default: PauseMode) -> PauseMode:
-    """Of a pause or an update; a body that cannot be read is refused by the worker."""
+    """The mode of a pause or an update. A body that cannot be read is refused by the worker."""
     try:
         found = orjson.loads(body)["mode"] if body else default
     except (orjson.JSONDecodeError, KeyError, TypeError):

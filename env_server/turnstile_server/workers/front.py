@@ -47,7 +47,8 @@ _METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 
 @dataclass(frozen=True, slots=True)
 class FrontParts:
-    """What the routes are built from. ``key`` None: without authentication. ``closing`` ends what only waits."""
+    """The parts that the routes are built from. ``key`` None: without authentication. ``closing`` ends what only
+    waits."""
 
     crew: Crew
     events: JoinedEvents

@@ -1,4 +1,4 @@
-"""What ended lives of workers had counted, so that a sum over the workers never falls while the server runs.
+"""Counters of workers' ended lives, so that a sum over the workers never falls while the server runs.
 
 A counter that falls is read as one that began again at zero: all that the other workers have counted would be
 added once more. What must hold: each life of a worker counts once, as it was last told; what it counted after that
@@ -18,7 +18,7 @@ class KeptCounters:
     def __init__(self) -> None:
         self._latest: dict[int, tuple[int, str]] = {}
         self._ended = ""
-        """Of all ended lives but the latest of each worker."""
+        """The counters of all ended lives but the latest of each worker."""
 
     def told(self, worker: int, life: int, exposition: str) -> None:
         before = self._latest.get(worker)

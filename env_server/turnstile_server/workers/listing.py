@@ -27,8 +27,8 @@ class ListedRow:
 
 @dataclass(frozen=True, slots=True)
 class WorkerPage:
-    """What a worker lists from its place on. ``more``: behind the last row. ``head``: beyond its newest
-    episode."""
+    """A worker's list from its place on. ``more``: there are rows behind the last one. ``head``: the place beyond
+    its newest episode."""
 
     rows: Sequence[ListedRow]
     more: bool

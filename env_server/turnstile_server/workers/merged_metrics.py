@@ -45,7 +45,7 @@ def merged_exposition(front: str, workers: Sequence[str]) -> bytes:
 
 
 def merged_counters(workers: Sequence[str]) -> str:
-    """What the workers have counted, without what is only so now; empty for none."""
+    """The workers' metrics that only grow, merged; empty for none."""
     families = [family for family in _merged("", workers) if family.type in _COUNTED]
     return _exposition(families).decode() if families else ""
 

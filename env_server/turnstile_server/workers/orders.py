@@ -1,4 +1,4 @@
-"""What the process in front hands to a process that it starts: on the child's stdin, once.
+"""The orders of the process in front to a process that it starts: sent once, on the child's stdin.
 
 It is pickled, because settings have values that no JSON of theirs shows (keys). Only the parent can write there.
 """

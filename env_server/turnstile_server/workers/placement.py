@@ -1,4 +1,4 @@
-"""Where a new episode goes: to the least busy worker. Pure.
+"""Placement of new episodes: each goes to the least busy worker. Pure.
 
 A worker's load is what it last told, and what was placed there since: between two looks a burst of creations must
 not all go to one worker. What is being created may be in an answer already or not; it counts until it is made.
@@ -39,7 +39,8 @@ class LeastBusy:
         self._last = -1
 
     def told(self, number: int, open_: int, refusal: str | None, *, held: bool, asked: int) -> None:
-        """What the worker says. ``asked``: what was placed there when it was asked; only that is in its answer."""
+        """Take up a worker's report. ``asked``: the number of episodes placed there when it was asked; its answer
+        counts only those."""
         load = self.loads[number]
         load.open, load.refusal, load.held = open_, refusal, held
         load.placed = max(0, load.placed - asked)

@@ -1,4 +1,4 @@
-"""What becomes of each route of the control API where there are several workers. One table; pure.
+"""Handling of each route of the control API where there are several workers. One table; pure.
 
 A route that is not here is not served by the process in front: a test holds that every route of a server's OpenAPI
 has its line.
@@ -14,7 +14,7 @@ from typing import Final
 
 
 class Way(Enum):
-    """How a request is answered."""
+    """The way a request is answered."""
 
     FRONT = "by the process in front itself"
     EPISODE = "by the worker that has the episode of the path"

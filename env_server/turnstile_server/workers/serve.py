@@ -39,7 +39,7 @@ _MORE_GRACE_S = 3.0
 
 
 def worker_count(settings: Settings) -> int:
-    """How many worker processes there are to be. A server without a model has one."""
+    """Number of worker processes to run. A server without a model has one."""
     if settings.engine.kind == "none":
         return 1
     count = settings.processes.count
@@ -47,8 +47,8 @@ def worker_count(settings: Settings) -> int:
 
 
 def needs_front(settings: Settings) -> bool:
-    """Whether there is a process in front: with several workers, and where the data directory has episodes of
-    workers that there are no more."""
+    """True if there is a process in front: with several workers, and where the data directory has episodes of
+    workers that no longer exist."""
     try:
         return worker_count(settings) > 1 or bool(retired(settings, 1))
     except OSError:
@@ -126,7 +126,7 @@ async def fronting(settings: Settings) -> AsyncIterator[dict[str, Any]]:
 
 
 class _Starting:
-    """What the control listener serves meanwhile."""
+    """The app that the control listener serves during the start, and its progress."""
 
     def __init__(self, settings: Settings) -> None:
         self.progress = StartProgress()

@@ -31,7 +31,7 @@ SERVICE_RESTART: Final = 1012
 """Close code (registry of RFC 6455): the worker of this socket has ended."""
 _GOING_AWAY: Final = 1001
 _CREATES: Final = ('"reset"', "openenv/session/create", "tools/call", "call_tool")
-"""What a frame has that may begin an episode."""
+"""Texts of a frame that may begin an episode."""
 _OF_A_HANDSHAKE: Final = (
     "sec-websocket-key",
     "sec-websocket-version",
@@ -42,7 +42,7 @@ _Refuse = Callable[[TurnstileError, Any], str]
 
 
 def wanted_of(frame: str) -> tuple[WantedEpisode, Any]:
-    """What a frame says of the episode that it begins, and the id of its JSON-RPC message, if it is one."""
+    """The episode that a frame asks for, and the id of its JSON-RPC message, if it is one."""
     if not any(part in frame for part in _CREATES):
         return WantedEpisode(), None
     try:
@@ -88,7 +88,7 @@ class _Relay:
         self._closing = closing
         self._refuse = refuse
         self._promises = AsyncExitStack()
-        """Of the episode that began last: the worker's events teach what it is."""
+        """The promises for the episode that began last. The worker's events tell which one it is."""
 
     async def run(self) -> None:
         await self._client.accept()

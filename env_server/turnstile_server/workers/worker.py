@@ -46,7 +46,8 @@ def main() -> int:
 
 
 def status_line() -> Tell:
-    """What writes an event to the process in front. Whatever else is printed goes to stderr: nobody reads on."""
+    """Return a function that writes an event to the process in front. All other output goes to stderr, because
+    nobody reads the rest of stdout."""
     status = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 

@@ -870,8 +870,8 @@ export interface paths {
         };
         /**
          * Ready
-         * @description Whether new episodes are taken and their model calls served. These routes serve once all is started;
-         *     ``http/starting.py`` answers before.
+         * @description Readiness: 200 if new episodes are taken and their model calls served, else 503. These routes serve once
+         *     all is started; ``http/starting.py`` answers before.
          */
         get: operations["ready_ready_get"];
         put?: never;

@@ -1,4 +1,4 @@
-"""What the client of an external agent does in its episode: model calls and tool calls, with the episode's key."""
+"""Model calls and tool calls of an external agent's client, made in its episode with the episode's key."""
 
 from __future__ import annotations
 

@@ -66,12 +66,12 @@ class TurnstileEnvironment(Environment[TurnstileAction, TurnstileObservation, Tu
 
     @property
     def owned(self) -> bool:
-        """Whether the episode ends with this environment."""
+        """True if the episode ends with this environment."""
         return self._owned
 
     @property
     def is_open(self) -> bool:
-        """Whether it has an episode that had not ended when it was seen last."""
+        """True if it has an episode that had not ended when it was last seen."""
         return self._seen is not None and not self._seen.status.ended
 
     def get_metadata(self) -> EnvironmentMetadata:
@@ -241,7 +241,7 @@ class TurnstileEnvironment(Environment[TurnstileAction, TurnstileObservation, Tu
             self._seen = await self._parts.episodes.finish(episode_id)
 
     async def has_ended(self) -> bool:
-        """Whether its episode has ended or was deleted."""
+        """True if its episode has ended or was deleted."""
         if self._seen is None or self._seen.status.ended:
             return True
         try:

@@ -1,4 +1,4 @@
-"""What the OpenEnv server is built from, and how the environment describes itself. Needs no ``openenv-core``."""
+"""The parts that the OpenEnv server is built from, and the environment's metadata. Needs no ``openenv-core``."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def metadata() -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class OpenEnvParts:
-    """What the OpenEnv server is built from.
+    """The parts that the OpenEnv server is built from.
 
     ``gate``: the model API, called in process by ``generate`` as an agent calls it, so that turns are recorded in
     one way only. ``training``: the calls that wait for the training loop, where it samples. ``tasks``: to look up

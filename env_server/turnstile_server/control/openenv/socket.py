@@ -36,7 +36,7 @@ class SocketLimits:
     send_timeout_s: float
 
     def refusal(self, text: str) -> str | None:
-        """Why a message is too long, or has too many values; None where neither is so."""
+        """Error text for a message that is too long or has too many values; None where it is neither."""
         if len(text) > self.max_chars:
             return f"the message is larger than {self.max_chars} characters (control.max_body_bytes)"
         data = text.encode("utf-8", "surrogatepass")
@@ -46,7 +46,7 @@ class SocketLimits:
 
 
 class SocketProtocol(Protocol[MessageT]):
-    """What is said over a socket. Nothing here raises."""
+    """The messages and answers of one kind of socket. No method raises."""
 
     def parse(self, text: str) -> MessageT | None:
         """One message; None closes the socket at once."""
@@ -57,7 +57,7 @@ class SocketProtocol(Protocol[MessageT]):
         ...
 
     def full(self, message: str, sockets: int, most: int) -> str:
-        """What a socket too many is told."""
+        """The answer on a socket beyond the bound."""
         ...
 
 

@@ -32,7 +32,7 @@ _ALWAYS = frozenset({"type", "timeout_s", "metadata"})
 
 
 class TurnstileAction(Action):
-    """What ``step`` takes. ``type`` says which of the other fields apply."""
+    """The action that ``step`` takes. ``type`` says which of the other fields apply."""
 
     type: Literal["list_tools", "call_tool", "generate", "wait", "finish"]
     timeout_s: float | None = Field(
@@ -86,7 +86,7 @@ class TurnstileAction(Action):
 
 
 class TurnstileObservation(Observation):
-    """What ``reset`` and ``step`` give; ``reward`` and ``done`` are beside it on the wire."""
+    """The observation from ``reset`` and ``step``; ``reward`` and ``done`` are beside it on the wire."""
 
     episode_id: str | None = Field(None, description="The episode; none before `reset`.")
     status: str | None = Field(None, description="The episode's status.")
