@@ -9,6 +9,7 @@ of the product for the test modules that name it.
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -23,7 +24,22 @@ PRODUCT = {"turnstile": ROOT / "client", "turnstile_server": ROOT / "env_server"
 
 @cache
 def product() -> grimp.ImportGraph:
-    return grimp.build_graph(*PRODUCT, cache_dir=None)
+    """The imports. A part that an entry point names counts as imported by the module that loads its group."""
+    graph = grimp.build_graph(*PRODUCT, cache_dir=None)
+    groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
+    files = {path: path.read_text() for folder in PRODUCT.values() for path in folder.rglob("*.py")}
+    for group, targets in groups.items():
+        loaders = [_module(path) for path, text in files.items() if f'Plugins("{group}")' in text]
+        for target in {target.partition(":")[0] for target in targets.values()}:
+            for loader in loaders:
+                if loader != target:
+                    graph.add_import(importer=loader, imported=target)
+    return graph
+
+
+def _module(path: Path) -> str:
+    folder = next(folder for folder in PRODUCT.values() if path.is_relative_to(folder))
+    return ".".join(path.relative_to(folder).with_suffix("").parts)
 
 
 def distances(changed: Iterable[str]) -> dict[Path, int]:

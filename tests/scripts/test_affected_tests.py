@@ -41,6 +41,11 @@ def test_the_nearest_tests_are_those_that_use_or_name_what_changed(changed: str,
     assert test in nearest(changed)
 
 
+def test_a_part_that_an_entry_point_names_leads_to_the_tests_of_what_loads_it() -> None:
+    found = distances(["env_server/turnstile_server/kinds/r2e/rows.py"])
+    assert TESTS / "tasks" / "test_r2e_rows.py" in found
+
+
 def test_a_module_that_is_loaded_by_name_stands_for_its_package() -> None:
     found = modules_of("env_server/turnstile_server/engines/embedded/worker.py")
     assert "turnstile_server.engines.embedded.worker" in found
