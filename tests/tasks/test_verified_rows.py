@@ -15,10 +15,10 @@ from rows_support import five, written
 from turnstile.models import TaskRef
 from turnstile_server.control.catalog import task_info
 from turnstile_server.errors import StartupError, Unprocessable
+from turnstile_server.kinds.resource_server.options import ResourceServerOptions
 from turnstile_server.tasks.inline import task_from_ref
 from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.registry import load_tasks
-from turnstile_server.tasks.resource_server_options import ResourceServerOptions
 
 URL = "http://127.0.0.1:9"
 VERIFIED = f"?verifier={URL}"

@@ -23,9 +23,9 @@ from turnstile_server.episodes.work_store import WorkStore
 from turnstile_server.episodes.world import RunningWorld
 from turnstile_server.errors import AgentFailed, FileProblem, SandboxFailed, TurnstileError
 from turnstile_server.grading.protocol import Grade, Work
-from turnstile_server.own_tools.resource_tools import ResourceTools
 from turnstile_server.spans import OpenSpan, SpanRecorder
 from turnstile_server.tasks.model import Task
+from turnstile_server.tools.protocol import SessionTools
 
 _LOG = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class EpisodeGrading:
         episode_id: str,
         sandbox: EpisodeSandbox | None,
         world: RunningWorld | None,
-        resource: ResourceTools | None,
+        judged_tools: SessionTools | None,
         backends: Backends,
         works: WorkStore,
         spans: SpanRecorder,
@@ -46,7 +46,7 @@ class EpisodeGrading:
         self._episode_id = episode_id
         self._sandbox = sandbox
         self._world = world
-        self._resource = resource
+        self._judged_tools = judged_tools
         self._backends = backends
         self._works = works
         self._spans = spans
@@ -125,7 +125,7 @@ class EpisodeGrading:
             answer,
             scores,
             network=None if self._sandbox is None else self._sandbox.network,
-            session=None if self._resource is None else self._resource.session,
+            session=None if self._judged_tools is None else self._judged_tools.session,
             facts=facts_of(self._episode_id),
             span=span,
         )

@@ -34,12 +34,10 @@ from turnstile_server.errors import Conflict, NotFound, TurnstileError, Unproces
 from turnstile_server.gate.episode_limits import CallLimits, ConversationHeaders
 from turnstile_server.gate.resting import RestingTrees
 from turnstile_server.gate.session import EpisodeSession
-from turnstile_server.own_tools.resource_tools import ResourceTools
 from turnstile_server.sandboxes.protocol import Mount, SandboxSpec
-from turnstile_server.settings import EpisodeSettings, GateSettings, GradingSettings, Settings
+from turnstile_server.settings import EpisodeSettings, GateSettings, Settings
 from turnstile_server.spans import SpanRecorder
 from turnstile_server.tasks.model import Task
-from turnstile_server.tasks.resource_server_options import served_tools
 from turnstile_server.tasks.workspace import sandbox_spec
 from turnstile_server.tools.protocol import OwnTools
 from turnstile_server.trace_context import TraceContext
@@ -68,7 +66,7 @@ class Plan:
     def prepared(self) -> bool:
         """The episode needs something before it runs: it waits for a place, then is prepared."""
         task = self.task
-        tools = bool(self.own_tools) or served_tools(task.grading) is not None
+        tools = bool(self.own_tools) or task.tools_grader is not None
         return self.sandbox is not None or tools or task.world is not None
 
     @property
@@ -151,23 +149,14 @@ def forked(plan: Plan, point: ForkPoint) -> Plan:
     return replace(plan, fork=point)
 
 
-def resource_tools(task: Task, settings: GradingSettings) -> ResourceTools | None:
-    """The tools of an episode of the task that are its resource server's; None: it has none."""
-    options = served_tools(task.grading)
-    if options is None:
-        return None
-    timeout_s, most = settings.resource_server_timeout_s, settings.max_resource_session_bytes
-    return ResourceTools(options.url, options.row, options.tools, timeout_s, most)
-
-
 def _unforkable(task: Task) -> str | None:
     """Reason why no episode of the task can be forked, whatever its agent; None: it can."""
     if task.world is not None:
         return f"task {task.id} has a world: what is in it cannot be taken into a fork"
     if task.steps:
         return f"task {task.id} has several steps: where it is in them cannot be taken into a fork"
-    if served_tools(task.grading) is not None:
-        return f"task {task.id} has tools of a resource server, whose session cannot be taken into a fork"
+    if (grader := task.tools_grader) is not None:
+        return f"task {task.id} has tools of {grader.tools_of}, whose session cannot be taken into a fork"
     return None
 
 

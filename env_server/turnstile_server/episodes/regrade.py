@@ -26,7 +26,6 @@ from turnstile_server.grading.verdict import storable
 from turnstile_server.observability.metrics import Metrics
 from turnstile_server.spans import OpenSpan, SpanRecorder
 from turnstile_server.tasks.model import Task
-from turnstile_server.tasks.resource_server_options import served_tools
 
 _LOG = logging.getLogger(__name__)
 
@@ -149,9 +148,9 @@ class Regrader:
             raise Unprocessable(
                 f"task {task.id} has several steps: each is judged while the episode runs, and its work not kept"
             )
-        if served_tools(task.grading) is not None:
+        if (grader := task.tools_grader) is not None:
             raise Unprocessable(
-                f"task {task.id} has tools of a resource server: it verifies in the session of the episode, which "
+                f"task {task.id} has tools of {grader.tools_of}: it verifies in the session of the episode, which "
                 "has ended"
             )
         if not task.graded:

@@ -38,7 +38,7 @@ from turnstile_server.episodes.lifecycle import DRAINED, Lifecycle
 from turnstile_server.episodes.outcome import Outcome, failed_by, outcome_of_exit, outcome_of_overdue
 from turnstile_server.episodes.own_tools import EpisodeOwnTools
 from turnstile_server.episodes.places import PlaceClaim, Places
-from turnstile_server.episodes.plan import Plan, new_session, resource_tools
+from turnstile_server.episodes.plan import Plan, new_session
 from turnstile_server.episodes.rests import EpisodeRests
 from turnstile_server.episodes.run_records import RunRecords
 from turnstile_server.episodes.run_tools import RunTools
@@ -122,14 +122,15 @@ class EpisodeRun:
         self._world = RunningWorld.of(
             plan.task, parts.backends.worlds, settings.tasks, self._sandbox, lambda: self.session.latest_turn_id
         )
-        resource = resource_tools(plan.task, settings.grading)
+        tools_grader = plan.task.tools_grader
+        judged_tools = None if tools_grader is None else tools_grader.open_tools(settings.grading)
         self._grader = EpisodeGrading(
-            self.episode_id, self._sandbox, self._world, resource, parts.backends, parts.works, self.spans
+            self.episode_id, self._sandbox, self._world, judged_tools, parts.backends, parts.works, self.spans
         )
         of_steps = (plan.task, self._sandbox, self._grader, self._life, self.session, parts.pipeline, self.spans)
         self._steps = EpisodeSteps(*of_steps, settings.gate, self._agent_outcome) if plan.task.steps else None
         self._judge = self._steps or self._grader
-        self._own_tools = EpisodeOwnTools((*plan.own_tools, self._world, resource))
+        self._own_tools = EpisodeOwnTools((*plan.own_tools, self._world, judged_tools))
         self._records = RunRecords(self._life, parts.journal, self._complete)
         self._stopping = anyio.Event()
         parts_of_run = (self._life, plan.agent, self.session, self._sandbox, self._world, self._own_tools)

@@ -12,7 +12,6 @@ import anyio
 from turnstile.models import LeftOut, WorkDiff
 from turnstile_server.egress.log import NetworkLog
 from turnstile_server.grading.package_processes import PackageProcesses
-from turnstile_server.integrations.resource_session import ResourceSession
 from turnstile_server.sandboxes.protocol import SandboxProvider, SandboxSpec
 from turnstile_server.settings import GradingSettings, TaskSettings
 from turnstile_server.spans import OpenSpan
@@ -36,9 +35,9 @@ class Work:
     """Where what its judging reaches by the network is recorded; None: nowhere."""
     span: OpenSpan | None = field(default=None, compare=False)
     """Of its grading, in which graders record their own; None: nowhere."""
-    session: ResourceSession | None = field(default=None, compare=False)
-    """With the task's resource server: the one in which the agent called its tools; None: it has none, or the work
-    was kept, which a session cannot be."""
+    session: object | None = field(default=None, compare=False)
+    """What the tools of a grader left (``GraderOptions.open_tools``); None: there were none, or the work was kept,
+    which a session cannot be."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Of the episode, for graders that are code: JSON values."""
 

@@ -227,6 +227,11 @@ class Task(TaskPart):
         """The entries of ``grading`` whose grader is known."""
         return tuple(entry for entry in self.grading.values() if isinstance(entry, GraderOptions))
 
+    @property
+    def tools_grader(self) -> GraderOptions | None:
+        """The grader that has tools for the agent; None: none has."""
+        return next((each for each in self.options if each.tools_of is not None), None)
+
     def at_step(self, index: int) -> Task:
         """The task that its step ``index`` is by itself: to be asked and graded."""
         step = self.steps[index]

@@ -10,6 +10,7 @@ from typing import ClassVar, Self
 from pydantic import BaseModel, ConfigDict
 
 from turnstile_server.settings import GradingSettings, TaskSettings
+from turnstile_server.tools.protocol import SessionTools
 
 
 class TaskPart(BaseModel):
@@ -61,6 +62,16 @@ class GraderOptions(TaskPart):
     def below(self, folder: Path) -> Self:
         """The same with its files below ``folder``, that of the task file."""
         return self
+
+    @property
+    def tools_of(self) -> str | None:
+        """Whose tools the agent has beside the others, in words (``a resource server``); None: no such tools. What
+        was done with them is judged while they are open, so no work of such a task is kept or forked."""
+        return None
+
+    def open_tools(self, settings: GradingSettings) -> SessionTools:
+        """The tools, for one episode. Called where ``tools_of`` is not None."""
+        raise NotImplementedError
 
     @property
     def time_s(self) -> float | None:

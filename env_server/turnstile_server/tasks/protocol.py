@@ -85,11 +85,13 @@ class TaskProblem:
 class Recognition(IntEnum):
     """How a source knows a SOURCE as its own. Sources are asked in this order."""
 
-    SCHEME = 0
+    OPTION = 0
+    """By an option of another's scheme: ``hub:NAME?mine=…``."""
+    SCHEME = 1
     """By what stands before its first colon: ``hub:NAME``."""
-    FORM = 1
+    FORM = 2
     """By how it is written otherwise, or what lies at the path that it is."""
-    ANYTHING = 2
+    ANYTHING = 3
     """It takes whatever no other source recognises."""
 
 

@@ -196,6 +196,15 @@ class OwnTools(Protocol):
         ...
 
 
+class SessionTools(OwnTools, Protocol):
+    """Tools of a grader, which judges what was done with them."""
+
+    @property
+    def session(self) -> object | None:
+        """What the grader judges by, from ``open`` until its block is left; else None."""
+        ...
+
+
 class ToolDirectory(Protocol):
     """Finds the episode of a request."""
 

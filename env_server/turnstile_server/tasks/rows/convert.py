@@ -7,6 +7,8 @@ data: it names no file and no code of this machine. Everything that is wrong wit
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from pydantic import ValidationError
 
 from turnstile.plugins import BrokenPlugin, is_reference
@@ -14,18 +16,24 @@ from turnstile_server.tasks.grader_options import field_place, host_code_of
 from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.rows.files import Row
 from turnstile_server.tasks.rows.kinds import HIDDEN_COLUMNS, RowFields, RowKind, RowKinds
-from turnstile_server.tasks.rows.options import RowMapping, RowVerifier
+from turnstile_server.tasks.rows.options import RowMapping
 from turnstile_server.tasks.rows.values import RowFault, names_in
-from turnstile_server.tasks.rows.verified import verified_fields
+
+
+class RowReader(Protocol):
+    """Makes tasks of the rows of one source."""
+
+    def convert(self, row: Row, number: int) -> Task | list[RowFault]:
+        """The task of the row at position ``number``, or everything that is wrong with the row."""
+        ...
 
 
 class RowConverter:
-    """Makes tasks of the rows of one source."""
+    """A ``RowReader`` for rows of a known kind."""
 
-    def __init__(self, mapping: RowMapping, verifier: RowVerifier | None = None) -> None:
+    def __init__(self, mapping: RowMapping) -> None:
         """Raises ValueError for a mapping that cannot be followed."""
         self._mapping = mapping
-        self._verifier = verifier
         self._kind: RowKind | None = None
         if mapping.kind is not None and is_reference(mapping.kind):
             try:
@@ -43,12 +51,9 @@ class RowConverter:
 
     def convert(self, row: Row, number: int) -> Task | list[RowFault]:
         found = self._fields(row, number)
-        return found if isinstance(found, list) else _validated(found)
+        return found if isinstance(found, list) else task_of_fields(found)
 
     def _fields(self, row: Row, number: int) -> RowFields | list[RowFault]:
-        if self._verifier is not None:
-            fields = verified_fields(row, number, self._mapping, self._verifier)
-            return fields if isinstance(fields, list) else RowFields(fields)
         renamed = self._mapping.renamed(row)
         kind = self._kind or self._kinds.kind_of(renamed)
         if kind is None:
@@ -58,7 +63,8 @@ class RowConverter:
         return kind.read(renamed, number, self._mapping)
 
 
-def _validated(fields: RowFields) -> Task | list[RowFault]:
+def task_of_fields(fields: RowFields) -> Task | list[RowFault]:
+    """The task, or everything that is wrong with its fields."""
     try:
         task = Task.model_validate(dict(fields.values))
     except ValidationError as error:

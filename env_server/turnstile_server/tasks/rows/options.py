@@ -1,12 +1,12 @@
 """The text of a row source: ``rows:PATH?kind=swe-gym&where=repo=x/y&limit=100&split=test&map=mapping.yaml``.
 
-The address of a resource server stands in this text alone, never in a mapping: see ``RowVerifier``.
+Sources of other kinds may have options of their own behind ``rows:PATH?``, which ``parse_options`` leaves to them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
@@ -15,16 +15,11 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from turnstile_server.tasks.parse import TaskSyntaxError, parse_yaml
-from turnstile_server.tasks.resource_server_options import server_address
-from turnstile_server.tasks.reward import parse_bounds
 from turnstile_server.tasks.selection import Condition
 
 SCHEME = "rows:"
 _LISTS = ("where",)
 _TEXTS = ("kind", "split", "map", "image", "workdir", "test_cmd", "log_parser", "timeout_s", "limit")
-_OF_A_VERIFIER = ("verifier", "bounds")
-_WITH_A_VERIFIER = frozenset(("kind", "columns", "image", "workdir"))
-"""What of a mapping such rows take."""
 
 
 class RowMapping(BaseModel):
@@ -54,14 +49,6 @@ class RowMapping(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class RowVerifier:
-    """The resource server that verifies the rows. Only the text of a source names it."""
-
-    url: str
-    bounds: tuple[float, float] = (0.0, 1.0)
-
-
-@dataclass(frozen=True, slots=True)
 class RowOptions:
     """One SOURCE, read."""
 
@@ -70,7 +57,8 @@ class RowOptions:
     where: tuple[Condition, ...] = ()
     limit: int | None = None
     split: str | None = None
-    verifier: RowVerifier | None = None
+    others: Mapping[str, str] = field(default_factory=dict)
+    """Options of another kind of source."""
 
 
 def map_file_of(source: str) -> Path | None:
@@ -83,8 +71,14 @@ def path_of(source: str) -> Path:
     return Path(source.removeprefix(SCHEME).partition("?")[0])
 
 
-def parse_options(source: str) -> RowOptions:
-    """Raises ValueError: everything that is wrong, one thing per line."""
+def options_in(source: str) -> set[str]:
+    """The names of the options that a source has."""
+    return {name for name, _ in parse_qsl(source.partition("?")[2], keep_blank_values=True)}
+
+
+def parse_options(source: str, others: Collection[str] = ()) -> RowOptions:
+    """``others``: names of options that are not those of rows. Raises ValueError: everything that is wrong, one
+    thing per line."""
     query = source.partition("?")[2]
     given: dict[str, str] = {}
     where: list[Condition] = []
@@ -95,10 +89,8 @@ def parse_options(source: str) -> RowOptions:
                 where.append(Condition.parse(value))
             except ValueError as error:
                 wrong.append(f"where: {error}")
-        elif name not in (*_TEXTS, *_OF_A_VERIFIER):
-            wrong.append(
-                f"{name}: there is no such option; there are {', '.join((*_LISTS, *_TEXTS, *_OF_A_VERIFIER))}"
-            )
+        elif name not in (*_TEXTS, *others):
+            wrong.append(f"{name}: there is no such option; there are {', '.join((*_LISTS, *_TEXTS, *others))}")
         elif name in given:
             wrong.append(f"{name}: given twice")
         else:
@@ -108,7 +100,7 @@ def parse_options(source: str) -> RowOptions:
         wrong.append(f"limit: {limit!r} is not a number from 1")
         limit = None
     split = given.pop("split", None)
-    verifier = _verifier(given.pop("verifier", None), given.pop("bounds", None), wrong)
+    found = {name: given.pop(name) for name in others if name in given}
     map_file = Path(given.pop("map")) if "map" in given else None
     mapping = RowMapping()
     try:
@@ -121,44 +113,10 @@ def parse_options(source: str) -> RowOptions:
             wrong.append(f"{place if map_file is None else f'{map_file}: {place}'}: {message}")
     except ValueError as error:
         wrong.append(f"map: {error}")
-    if verifier is not None:
-        wrong += _beside_a_verifier(mapping)
     if wrong:
         raise ValueError("\n".join(wrong))
     count = None if limit is None else int(limit)
-    return RowOptions(path_of(source), mapping, tuple(where), count, split, verifier)
-
-
-def _verifier(address: str | None, bounds: str | None, wrong: list[str]) -> RowVerifier | None:
-    if address is None:
-        if bounds is not None:
-            wrong.append("bounds: they are for rows with a `verifier`")
-        return None
-    found = RowVerifier(address)
-    try:
-        found = replace(found, url=server_address(address))
-    except ValueError as error:
-        wrong.append(f"verifier: {error}")
-    try:
-        return found if bounds is None else replace(found, bounds=parse_bounds(bounds))
-    except ValueError as error:
-        wrong.append(f"bounds: {error}")
-    return None
-
-
-def _beside_a_verifier(mapping: RowMapping) -> list[str]:
-    """What such a mapping says in vain."""
-    wrong = [
-        f"{name}: it is not for rows that a `verifier` judges"
-        for name in sorted(mapping.model_fields_set - _WITH_A_VERIFIER)
-    ]
-    wrong += [
-        f"columns: {ours}: rows that a `verifier` judges have only `id`"
-        for ours in sorted({*mapping.columns} - {"id"})
-    ]
-    if mapping.kind not in (None, "nemo-gym"):
-        wrong.append(f"kind: a `verifier` judges rows of nemo-gym, not of {mapping.kind!r}")
-    return wrong
+    return RowOptions(path_of(source), mapping, tuple(where), count, split, found)
 
 
 def _written(path: Path) -> dict[str, object]:

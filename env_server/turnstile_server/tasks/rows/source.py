@@ -15,7 +15,7 @@ from turnstile_server.settings import TaskSettings
 from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.parse import TaskSyntaxError
 from turnstile_server.tasks.protocol import Recognition, StoredTask, TaskProblem
-from turnstile_server.tasks.rows.convert import RowConverter
+from turnstile_server.tasks.rows.convert import RowConverter, RowReader
 from turnstile_server.tasks.rows.files import ReadRow, Row, RowFile, row_files
 from turnstile_server.tasks.rows.options import SCHEME, RowOptions, map_file_of, parse_options, path_of
 from turnstile_server.tasks.selection import Condition, labels, labels_of
@@ -34,24 +34,40 @@ class TaskRows:
         return (path_of(source),) if map_file is None else (path_of(source), map_file)
 
     def load(self, source: str, settings: TaskSettings) -> Iterator[StoredTask | TaskProblem]:
-        path = path_of(source)
         try:
             options = parse_options(source)
-            converter = RowConverter(options.mapping, options.verifier)
-            files = row_files(path, options.split, settings.max_row_bytes, settings.max_row_group_bytes)
+            reader = RowConverter(options.mapping)
         except ValueError as error:
-            yield from (TaskProblem(source, None, None, line) for line in str(error).splitlines())
+            yield from problems_of(source, error)
             return
-        except OSError as error:
-            yield TaskProblem(str(path), None, None, error.strerror or str(error))
-            return
-        yield from _Reading(files, converter, options, settings.max_rows).found(source)
+        yield from tasks_of_rows(source, options, reader, settings)
+
+
+def problems_of(source: str, error: ValueError) -> Iterator[TaskProblem]:
+    """A problem for each line of ``error``."""
+    yield from (TaskProblem(source, None, None, line) for line in str(error).splitlines())
+
+
+def tasks_of_rows(
+    source: str, options: RowOptions, reader: RowReader, settings: TaskSettings
+) -> Iterator[StoredTask | TaskProblem]:
+    """The tasks that ``reader`` makes of the rows of a source, and everything that is wrong with them."""
+    path = options.path
+    try:
+        files = row_files(path, options.split, settings.max_row_bytes, settings.max_row_group_bytes)
+    except ValueError as error:
+        yield from problems_of(source, error)
+        return
+    except OSError as error:
+        yield TaskProblem(str(path), None, None, error.strerror or str(error))
+        return
+    yield from _Reading(files, reader, options, settings.max_rows).found(source)
 
 
 class StoredRows:
     """A ``TaskReader`` of one file."""
 
-    def __init__(self, file: RowFile, converter: RowConverter) -> None:
+    def __init__(self, file: RowFile, converter: RowReader) -> None:
         self._file = file
         self._converter = converter
         self._ids: dict[int, str] = {}
@@ -76,7 +92,7 @@ class StoredRows:
 class _Reading:
     """The first reading of all rows of a source."""
 
-    def __init__(self, files: Sequence[RowFile], converter: RowConverter, options: RowOptions, most: int) -> None:
+    def __init__(self, files: Sequence[RowFile], converter: RowReader, options: RowOptions, most: int) -> None:
         self._files = files
         self._converter = converter
         self._options = options

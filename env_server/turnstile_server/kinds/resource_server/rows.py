@@ -8,17 +8,42 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
-from turnstile_server.tasks.resource_server_options import PARAMS, ResourceServerOptions, tools_of
+from turnstile_server.kinds.resource_server.options import PARAMS, ResourceServerOptions, tools_of
+from turnstile_server.tasks.model import Task
+from turnstile_server.tasks.rows.convert import task_of_fields
 from turnstile_server.tasks.rows.files import Row
-from turnstile_server.tasks.rows.options import RowMapping, RowVerifier
+from turnstile_server.tasks.rows.kinds import RowFields
+from turnstile_server.tasks.rows.options import RowMapping
 from turnstile_server.tasks.rows.values import RowFault, filled, task_id
 
 _ID_COLUMNS = ("id", "uuid", "instance_id", "task_id")
 _ROLES = ("system", "developer", "user")
 _OF_A_ROLLOUT = ("response", "reward")
 """Columns of rows that were saved after an earlier rollout. Sent along, they would be taken for this one's."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowVerifier:
+    """The resource server that verifies the rows. Only the text of a source names it."""
+
+    url: str
+    bounds: tuple[float, float] = (0.0, 1.0)
+
+
+class VerifiedRowReader:
+    """A ``RowReader``."""
+
+    def __init__(self, mapping: RowMapping, verifier: RowVerifier) -> None:
+        self._mapping = mapping
+        self._verifier = verifier
+
+    def convert(self, row: Row, number: int) -> Task | list[RowFault]:
+        """See ``RowReader``."""
+        fields = verified_fields(row, number, self._mapping, self._verifier)
+        return fields if isinstance(fields, list) else task_of_fields(RowFields(fields))
 
 
 def verified_fields(

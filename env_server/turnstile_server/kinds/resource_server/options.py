@@ -12,7 +12,9 @@ from typing import Any, ClassVar, Literal, Self
 import httpx
 from pydantic import Field
 
+from turnstile_server.kinds.resource_server.tools import ResourceTools
 from turnstile_server.own_tools.names import NamedTool, name_problem
+from turnstile_server.settings import GradingSettings
 from turnstile_server.tasks.part import GraderOptions
 from turnstile_server.tools.protocol import ToolSpec
 
@@ -40,11 +42,13 @@ class ResourceServerOptions(GraderOptions):
         """Those that the server has for an agent."""
         return tools_of(self.row[PARAMS])
 
+    @property
+    def tools_of(self) -> str | None:
+        return "a resource server" if self.tools else None
 
-def served_tools(grading: Mapping[str, object]) -> ResourceServerOptions | None:
-    """The resource server among a task's graders whose tools its agent has; None: it has none."""
-    found = (each for each in grading.values() if isinstance(each, ResourceServerOptions))
-    return next((each for each in found if each.tools), None)
+    def open_tools(self, settings: GradingSettings) -> ResourceTools:
+        timeout_s, most = settings.resource_server_timeout_s, settings.max_resource_session_bytes
+        return ResourceTools(self.url, self.row, self.tools, timeout_s, most)
 
 
 def tools_of(params: Mapping[str, Any]) -> tuple[ToolSpec, ...]:

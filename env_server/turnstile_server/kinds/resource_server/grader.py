@@ -19,9 +19,9 @@ import anyio
 from turnstile_server.grading.errors import GraderFailed, GraderUnavailable
 from turnstile_server.grading.protocol import Component, ComponentGrader, GradingTools, Work
 from turnstile_server.grading.verdict import printable
-from turnstile_server.integrations.resource_session import ResourceServerProblem, ResourceSession, open_session
+from turnstile_server.kinds.resource_server.options import PARAMS, ResourceServerOptions
+from turnstile_server.kinds.resource_server.session import ResourceServerProblem, ResourceSession, open_session
 from turnstile_server.tasks.model import Task
-from turnstile_server.tasks.resource_server_options import PARAMS, ResourceServerOptions
 
 MAX_REPORTED = 50
 MAX_NAME_CHARS = 100
@@ -55,10 +55,11 @@ class ResourceServerGrader(ComponentGrader):
     async def _verified(self, work: Work) -> tuple[dict[str, Any], dict[str, Any]]:
         """What was sent to ``/verify``, and its reply: in the session in which the agent called tools, or in one
         of its own."""
-        if work.session is not None:
-            if work.session.lost is not None:
-                raise GraderUnavailable(printable(f"a call of a tool was not answered: {work.session.lost}"))
-            return await self._verify(work.session, work.answer)
+        session = work.session
+        if isinstance(session, ResourceSession):
+            if session.lost is not None:
+                raise GraderUnavailable(printable(f"a call of a tool was not answered: {session.lost}"))
+            return await self._verify(session, work.answer)
         if self._has_tools:
             raise GraderFailed(
                 f"the session with the resource server {self._url} in which the agent called tools has ended"

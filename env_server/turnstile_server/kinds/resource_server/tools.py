@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from turnstile_server.errors import TaskFailed, ToolsUnavailable
-from turnstile_server.integrations.resource_session import ResourceServerProblem, ResourceSession, open_session
+from turnstile_server.kinds.resource_server.session import ResourceServerProblem, ResourceSession, open_session
 from turnstile_server.tools.protocol import EpisodeTools, Progress, ServedTool, ToolResult, ToolSpec
 
 
