@@ -31,11 +31,11 @@ _MATCHED, _NOT_MATCHED = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class AnswerVerdict:
-    """Whether an answer is right."""
+    """Verdict on an answer."""
 
     right: bool
     note: str
-    """Why it is not, for the trainer."""
+    """Reason why it is wrong, for the trainer."""
 
 
 class AnswerGrader(ComponentGrader):
@@ -54,7 +54,7 @@ class AnswerGrader(ComponentGrader):
 
 
 async def judge_answer(wanted: Answer, given: str | None, regex_timeout_s: float) -> AnswerVerdict:
-    """Whether ``given`` is ``wanted``. ``given`` None: nothing was submitted, which is always wrong."""
+    """Compare the answer ``given`` with ``wanted``. ``given`` None: nothing was submitted, so it is wrong."""
     if given is None:
         return AnswerVerdict(False, "nothing was submitted")
     text = given.strip()

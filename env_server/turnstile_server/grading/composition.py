@@ -44,7 +44,7 @@ class Composition:
 
     @property
     def detail(self) -> dict[str, Any]:
-        """What the graders so far said, for the trainer."""
+        """Details from the graders so far, for the trainer."""
         return {**self._detail, **({"summary": list(self._summary)} if self._summary else {})}
 
     def add(self, grader: str, component: Component) -> None:

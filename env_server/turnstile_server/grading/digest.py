@@ -63,7 +63,7 @@ class GraderDigests:
         return digest.hexdigest()
 
     def _of_entry(self, entry: GradingEntry) -> bytes:
-        """Of the code of the entry's grader, and of what the entry names."""
+        """Bytes that stand for the code of the entry's grader, and for what the entry names."""
         if not isinstance(entry, GraderOptions):
             return b"-"
         plugin = GRADERS.find(entry.grader)
@@ -91,7 +91,7 @@ def _sources_in(folder: Path) -> bytes:
 
 
 def _code_of(plugin: Plugin) -> bytes:
-    """Of a grader's code: its room where it is ours, else its module and the version of its package."""
+    """Bytes that stand for a grader's code: its folder where it is ours, else its module and package version."""
     module = plugin.target.partition(":")[0]
     if plugin.ours and (file := _file_of(module)) is not None:
         return _sources_in(file.parent)

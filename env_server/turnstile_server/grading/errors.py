@@ -1,4 +1,4 @@
-"""Why a work has no reward, where neither the work nor a sandbox is the reason."""
+"""Errors that leave a work without a reward, where neither the work nor a sandbox is the reason."""
 
 from __future__ import annotations
 

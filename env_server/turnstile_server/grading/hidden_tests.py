@@ -60,7 +60,7 @@ import os, sys
 parts = (sys.executable, sys.prefix, sys.base_prefix, os.__file__)
 sys.exit({_NOT_THERE} if any(os.path.realpath(part).startswith(os.getcwd() + "/") for part in parts) else 0)
 """
-"""Whether the Python that judges has none of its parts in the work folder."""
+"""Program that checks that the Python that judges has none of its parts in the work folder."""
 NO_LAUNCHER = (
     "the image cannot run Turnstile's helper (it needs a Python), so the work cannot run apart from its judge: "
     "use another image, or mark the task's tests `trust: in_process`"
@@ -68,17 +68,17 @@ NO_LAUNCHER = (
 
 
 def folder_of(tests: HiddenTests) -> str:
-    """Where the hidden tests lie. Where the work runs apart, in a folder that only what judges can read, under a
-    name that nobody can guess: what judges would follow a link of the work, or read a path that it returns. Where
-    it runs with what judges, in one that neither may change."""
+    """The folder of the hidden tests. Where the work runs apart, only what judges can read it, and nobody can
+    guess its name: what judges would follow a link of the work, or read a path that it returns. Where the work
+    runs with what judges, neither may change it."""
     return f"{HIDDEN}/{secrets.token_hex(16)}" if tests.trust == "boundary" else TESTS
 
 
 def _environment(argv: Sequence[str], folder: str) -> dict[str, str]:
-    """Of a command that judges work that runs apart. Its Python takes modules from the tests' folders, not from
-    the work folder, in which it is started (``PYTHONSAFEPATH``; Python 3.11 and newer). Its git runs no program
-    that the configuration of the work's repository names: it refuses the folder as another user's, which it is not
-    by its uid where all users have one."""
+    """Environment of a command that judges work that runs apart. Its Python takes modules from the tests' folders,
+    not from the work folder, in which it is started (``PYTHONSAFEPATH``; Python 3.11 and newer). Its git runs no
+    program that the configuration of the work's repository names: it refuses the folder as another user's, which
+    it is not by its uid where all users have one."""
     folders = dict.fromkeys([*(dirname(part) for part in argv if part.startswith(f"{folder}/")), folder, MODULES])
     return {
         "AS_WORK": AS_WORK,
@@ -246,15 +246,15 @@ class _HiddenTestsJudge:
         return verdict
 
     async def _start_state(self, sandbox: Sandbox, action: str, user: User = User.AGENT) -> bool:
-        """Whether it was done. The program is an argument: not every user sees the folder of the programs."""
+        """Run ``start_state.py``; True if it succeeds. Its text is an argument: not every user sees its folder."""
         argv = (*python_of(sandbox), "-c", _START_STATE, action, START)
         command = Command(argv, user=user, timeout_s=self._settings.diff_timeout_s)
         return (await sandbox.exec(command)).exit_code == 0
 
     async def _is_there(self, sandbox: Sandbox, program: str) -> bool:
-        """Whether the program exists. One given by a path in the work folder is part of the work, so it counts as
-        there. To be asked before anything of the work has run, which could make the asking fail, and then have no
-        reward for an exit status of its choice."""
+        """True if the program exists. One given by a path in the work folder is part of the work, so it counts as
+        there. Ask before anything of the work has run: the work could make the check fail, and with an exit status
+        of its choice it would then have no reward."""
         if "/" in program and not program.startswith("/"):
             return True
         probe = Command(

@@ -71,7 +71,7 @@ class CopyJudge(Protocol):
 
 @dataclass(slots=True)
 class _Attempt:
-    """What is known of one attempt at a grading."""
+    """Facts about one attempt at a grading."""
 
     with_work: bool = False
     """The work had come into the sandbox, so what happened from then on may be its doing."""
@@ -227,5 +227,5 @@ class JudgedCopies:
 
 
 def _none(judge: CopyJudge, note: str) -> Component:
-    """Of work that was not judged, by its own doing."""
+    """The component of work that was not judged, by its own doing."""
     return Component(0.0, {judge.component: {"note": note}}, (f"{judge.component}: {note}",), spoiled=True)

@@ -21,9 +21,9 @@ from turnstile_server.settings import GradingSettings
 SOLUTION = "the gold solution"
 HIDDEN_TESTS = "the hidden tests"
 SKIPPED = ("/proc", "/sys", "/dev", "/turnstile", "/run/turnstile", "/opt/turnstile")
-"""What every sandbox has, whatever its task."""
+"""Folders that every sandbox has, whatever its task."""
 OWN_FOLDERS = (*HOMES.values(), "/tmp", "/var/tmp")
-"""Of a sandbox without an image, beside its work folder: the rest is this machine's own, and the same for all."""
+"""Folders of a sandbox without an image, beside its work folder. The rest is this machine's, the same for all."""
 LEAST_LINE = 20
 """Characters of a line that is looked for: a shorter one may stand anywhere by chance."""
 LEAST_LINES = 2

@@ -87,7 +87,7 @@ def _names(node: ast.AST) -> set[str]:
 
 
 def _brought_in(node: ast.Call | ast.Assign | ast.AugAssign) -> str | None:
-    """What imports by a name, or adds a folder to import from, in the node; None where nothing does."""
+    """The name of what imports by a name, or adds a folder to import from, in the node; None: nothing does."""
     if isinstance(node, ast.Call):
         name = ast.unparse(node.func)
         return name if name in _ADDED or name.rpartition(".")[2] in _IMPORTS else None

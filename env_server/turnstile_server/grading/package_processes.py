@@ -34,7 +34,7 @@ class PackageProcesses:
     async def ask(
         self, program: PackageProgram, fields: Mapping[str, Any], answer: Answer = nothing_to_ask
     ) -> tuple[dict[str, Any], str]:
-        """What ``program`` gives, and the package's version.
+        """The result that ``program`` gives, and the package's version.
 
         Raises PackageError where the package itself fails, GraderUnavailable where it cannot be asked.
         """

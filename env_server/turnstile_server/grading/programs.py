@@ -18,7 +18,7 @@ from turnstile_server.sandboxes.protocol import IMAGE_PYTHON, Sandbox
 
 INSIDE = Path(__file__).parent / "inside"
 LAUNCH_CLIENT = INSIDE / "launch.py"
-"""How a command asks the sandbox's launcher; agents that have one get it, too."""
+"""Program with which a command asks the sandbox's launcher; agents that have one get it, too."""
 PLACE = "/tmp/turnstile-grading"
 PROGRAMS = f"{PLACE}/programs"
 AS_WORK = f"{PROGRAMS}/bin/as-work"
@@ -73,7 +73,7 @@ def pack_programs(python: tuple[str, ...]) -> bytes:
 
 
 def _compiled_name(name: str) -> str:
-    """Where an interpreter looks for a module's compiled form (PEP 3147)."""
+    """Path at which an interpreter looks for a module's compiled form (PEP 3147)."""
     path = PurePosixPath(name)
     return f"{path.parent}/__pycache__/{path.stem}.{sys.implementation.cache_tag}.pyc"
 

@@ -1,4 +1,4 @@
-"""What grading takes and gives, and the seam for graders."""
+"""Input and output of grading, and the protocols of graders."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What an agent left behind."""
+    """The work that an agent left behind."""
 
     archive: bytes | None = None
     """Tar of the work folder, as ``Sandbox.download`` gave it; never opened on the host. None: no sandbox."""
     answer: str | None = None
     """The last answer that was submitted; None: none was."""
     world_scores: Mapping[str, float] | None = None
-    """What the episode's world gave, by component; None: its task has no world that grades."""
+    """Scores that the episode's world gave, by component; None: its task has no world that grades."""
     network: NetworkLog | None = field(default=None, compare=False)
-    """Where what its judging reaches by the network is recorded; None: nowhere."""
+    """Log of what its judging reaches by the network; None: nothing is recorded."""
     span: OpenSpan | None = field(default=None, compare=False)
-    """Of its grading, in which graders record their own; None: nowhere."""
+    """Span of its grading, in which graders record their own; None: nothing is recorded."""
     session: object | None = field(default=None, compare=False)
-    """What the tools of a grader left (``GraderOptions.open_tools``); None: there were none, or the work was kept,
-    which a session cannot be."""
+    """Session in which the agent used the tools of a grader (``GraderOptions.open_tools``); None: it had none, or
+    the work was kept, which a session cannot be."""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """Of the episode, for graders that are code: JSON values."""
+    """Facts about the episode, for graders that are code: JSON values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Component:
     detail: Mapping[str, Any] = field(default_factory=dict)
     """Joins the grade's detail: JSON values."""
     summary: tuple[str, ...] = ()
-    """Why the value is not 1, for a person: each item is one line."""
+    """Reasons why the value is not 1, for a person: each item is one line."""
     parts: Mapping[str, float] | None = None
     """Components by name that stand in the grade in the place of this one; ``value`` is their product, or what
     its grader says."""
@@ -90,7 +90,7 @@ class Grader(Protocol):
         ...
 
     async def diff(self, episode_id: str, task: Task, archive: bytes, left_out: Iterable[LeftOut]) -> WorkDiff:
-        """What the work with this archive changed, as ``WorkDiffer`` shows it, and raises."""
+        """The changes of the work with this archive, as ``WorkDiffer.diff`` gives them. Raises the same."""
         ...
 
     async def close(self) -> None:
@@ -114,7 +114,7 @@ class Shared:
 
 @dataclass(frozen=True, slots=True)
 class GradingTools:
-    """What graders are built from."""
+    """The parts that graders are built from."""
 
     sandboxes: SandboxProvider | None
     """None: this server has no sandboxes."""
@@ -126,7 +126,7 @@ class GradingTools:
     """``grading.parallel``: for sandboxes that judge."""
     packages: PackageProcesses
     data_dir: Path | None = None
-    """Where graders keep files; None: nowhere."""
+    """Folder in which graders keep files; None: they keep none."""
     of_server: Shared = field(default_factory=Shared)
     of_grading: Shared = field(default_factory=Shared)
 

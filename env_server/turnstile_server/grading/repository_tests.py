@@ -133,7 +133,7 @@ class RepositoryJudge:
 
 
 def read_suite(result: ExecResult, wanted: tuple[str, ...], nonce: bytes) -> HiddenTestsVerdict:
-    """What ``inside/repository.py`` answered."""
+    """The verdict from the answer of ``inside/repository.py``."""
     detail: dict[str, object] = {"expected": len(wanted), "exit_code": result.exit_code}
     if result.timed_out:
         return HiddenTestsVerdict(False, detail={**detail, "passed": 0, "note": "the tests ran out of time"})

@@ -21,12 +21,12 @@ _SHOWN = 200
 
 
 class NoReward(ValueError):
-    """Why the files are no reward."""
+    """The files are no reward. The message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScriptReward:
-    """What a script said."""
+    """The reward that a script wrote."""
 
     value: float
     rewards: Mapping[str, float]

@@ -1,5 +1,5 @@
-"""Whether a server can grade a task: its graders are registered, what they need is in the settings, and the time
-that they may take fits into that of a grading."""
+"""Checks that a server can grade a task: its graders are registered, what they need is in the settings, and the
+time that they may take fits into that of a grading."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class StepGrades:
         self._grades: list[Grade] = []
         self._played: list[Mapping[str, Any]] = []
         self.gate: str | None = None
-        """Why no further step begins, as a line for a person; None: nothing keeps it from beginning."""
+        """Reason why no further step begins, as a line for a person; None: nothing keeps it from beginning."""
 
     def __len__(self) -> int:
         return len(self._grades)
@@ -42,8 +42,8 @@ class StepGrades:
             self.gate = f"steps: {step.name}: {failure}, so no further step began"
 
     def grade(self, *, spent: bool) -> Grade:
-        """Of the whole, as it stands; without a reward where nothing was judged. ``spent``: the steps that are
-        left were not played because a budget of the agent was used up."""
+        """The grade of the whole, as it stands; without a reward where nothing was judged. ``spent``: the steps
+        that are left were not played because a budget of the agent was used up."""
         if not self._grades and not spent:
             return self.unfinished
         rewards = [0.0 if grade.reward is None else grade.reward for grade in self._grades]
@@ -54,12 +54,12 @@ class StepGrades:
         return self._with(reward, () if self.gate is None else (self.gate,))
 
     def unearned(self, why: str) -> Grade:
-        """Of an agent that failed: the lowest reward, whatever it had earned before."""
+        """The grade of an agent that failed: the lowest reward, whatever it had earned before."""
         return self._with(self._task.reward.lowest, (why,))
 
     @property
     def unfinished(self) -> Grade:
-        """What was found so far, without a reward."""
+        """The grade of what was found so far, without a reward."""
         return self._with(None, ())
 
     def _with(self, reward: float | None, lines: tuple[str, ...]) -> Grade:
@@ -77,7 +77,8 @@ class StepGrades:
 
 
 def _below(step: TaskStep, grade: Grade) -> str | None:
-    """How the grade is less than the step's ``min_reward``. A number that the tests did not give is below all."""
+    """A sentence about a grade below the step's ``min_reward``; None: it is not below. A number that the tests did
+    not give is below all."""
     if step.min_reward is None:
         return None
     least = step.min_reward if isinstance(step.min_reward, dict) else {"reward": step.min_reward}

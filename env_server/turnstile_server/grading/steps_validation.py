@@ -15,7 +15,7 @@ from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.workspace import SetUpFailed, prepare_for_agent, prepare_step
 
 PlayedStep = Callable[[Sandbox, int], Awaitable[None]]
-"""What is done in the sandbox at the step of that index, in place of an agent."""
+"""Plays the step of that index in the sandbox, in place of an agent."""
 
 
 async def played_steps(task: Task, parts: ProofParts, grader: Grader, play: PlayedStep) -> Grade:

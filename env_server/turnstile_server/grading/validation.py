@@ -35,7 +35,7 @@ GOLD, NOTHING = "gold", "nothing"
 
 
 class ProofVerdict(StrEnum):
-    """Whether a task is sound."""
+    """Verdict on a task: sound or not."""
 
     PROVEN = "ok"
     NOT_GRADED = "not graded"
@@ -54,14 +54,14 @@ class WorkRuns:
     """``gold``, ``nothing``, or the name of a wrong work."""
     rewards: tuple[float | None, ...]
     seconds: tuple[float, ...]
-    """Of each grading."""
+    """Seconds of each grading."""
     flaky: Mapping[str, int] = field(default_factory=dict)
     """Tests that failed in some of the runs: in how many."""
 
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What was found out about one task."""
+    """Findings about one task."""
 
     task_id: str
     verdict: ProofVerdict
@@ -71,9 +71,9 @@ class Proof:
     image: ImageFacts | None = None
     """None where sandboxes have none."""
     trust: str | None = None
-    """Of its hidden tests."""
+    """``Task.trust`` of the task."""
     leak_note: str | None = None
-    """Why leaks were not looked for, or not everywhere."""
+    """Reason why leaks were not looked for, or not everywhere."""
 
 
 class Validator:
@@ -188,7 +188,7 @@ class Validator:
         return ProofVerdict.WRONG if found.problems else ProofVerdict.PROVEN
 
     async def _visible(self, task: Task) -> list[str]:
-        """What is wrong with the tests' text."""
+        """Problems in the tests' text."""
         if task.tests is None:
             return []
         return runs_the_work(task.tests, await self._read(task.tests.files))
@@ -252,7 +252,7 @@ async def judging_image_of(task: Task, provider: SandboxProvider) -> ImageFacts 
 
 
 _Wanted = Callable[[float | None], str | None]
-"""Of a reward: how it is wrong, as the end of a sentence; None: it is as it must be."""
+"""Checks a reward. Returns how it is wrong, as the end of a sentence; None: it is as it must be."""
 
 
 def _scores(wanted: float) -> _Wanted:
@@ -269,7 +269,7 @@ def _scores_less(best: float) -> _Wanted:
 
 
 class _Findings:
-    """What one proof has found so far."""
+    """Findings of one proof so far."""
 
     def __init__(self) -> None:
         self.problems: list[str] = []
@@ -277,7 +277,7 @@ class _Findings:
         self.image: ImageFacts | None = None
         self.leak_note: str | None = None
         self.said: dict[str, str | None] = {}
-        """What the program of a work said, where it failed."""
+        """Output of each work's program, where it failed."""
 
     def add(
         self, name: str, shown: str, grades: Sequence[Grade], seconds: Sequence[float], wanted: _Wanted
@@ -291,7 +291,7 @@ class _Findings:
 
 
 def _compared(name: str, grades: Sequence[Grade], wanted: _Wanted) -> list[str]:
-    """What the grades of one work show to be wrong."""
+    """Problems that the grades of one work show."""
     first = grades[0]
     if (how := wanted(first.reward)) is not None:
         return [f"{name} scores {_shown(first.reward)}{how}{_why(first) if not how.startswith(', too') else ''}"]
@@ -326,7 +326,7 @@ def _of_tests(grade: Grade) -> dict[str, Mapping[str, Any]]:
 
 
 def _why(grade: Grade) -> str:
-    """Why a work did not score 1, in full, as the rest of a sentence."""
+    """Reasons why a work did not score 1, in full, as the rest of a sentence."""
     diff: Mapping[str, Any] = grade.detail.get("diff", {})
     answer: Mapping[str, Any] = grade.detail.get("answer", {})
     reasons: list[str] = []

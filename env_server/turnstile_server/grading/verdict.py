@@ -18,24 +18,24 @@ from turnstile_server.grading.inside.workdiff import REFUSED
 from turnstile_server.sandboxes.protocol import ExecResult
 
 CANNOT_RUN = (126, 127)
-"""Of a shell, and of the helper: found but not to be run, not found."""
+"""Exit statuses of a shell, and of the helper: found but not to be run, not found."""
 MAX_TEXT = 4000
 MAX_LINE = 300
-"""Of a line of a summary."""
+"""Characters of a line of a summary, at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class HiddenTestsVerdict:
-    """What a run of the hidden tests showed."""
+    """Verdict of a run of the hidden tests."""
 
     passed: bool
     fault: str | None = None
-    """Why the hidden tests cannot run, whatever the work."""
+    """Reason why the hidden tests cannot run, whatever the work."""
     detail: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def summary(self) -> tuple[str, ...]:
-        """Why they did not pass, as lines: one for each failed test."""
+        """Reasons why they did not pass, as lines: one for each failed test."""
         if self.passed:
             return ()
         lines = [
@@ -48,18 +48,18 @@ class HiddenTestsVerdict:
 
 @dataclass(frozen=True, slots=True)
 class DiffVerdict:
-    """What taking over the work's changes showed."""
+    """Result of taking over the work's changes."""
 
     applied: bool
     fault: str | None = None
-    """Why no work can be judged in this sandbox."""
+    """Reason why no work can be judged in this sandbox."""
     broken: str | None = None
-    """Why our own program failed, by fault of neither the task nor the work."""
+    """Reason why our own program failed, by fault of neither the task nor the work."""
     detail: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def summary(self) -> tuple[str, ...]:
-        """What was not taken over, as lines."""
+        """Changes that were not taken over, as lines."""
         refused = [printable(f"work: {self.detail['refused']}")] if "refused" in self.detail else []
         left_out = [printable(f"{path} is left out: {why}") for path, why in self.detail.get("left_out", ())]
         return tuple(refused + left_out)
@@ -99,7 +99,7 @@ def read_tests(result: ExecResult, expected: Sequence[str], nonce: bytes) -> Hid
 
 
 def read_command(result: ExecResult) -> HiddenTestsVerdict:
-    """Of a runner ``command``: its exit status is all."""
+    """Verdict of a runner ``command``, by its exit status."""
     detail: dict[str, Any] = {"exit_code": result.exit_code, "output": _tail(result)}
     if result.timed_out:
         detail["note"] = "the tests ran out of time"

@@ -1,4 +1,4 @@
-"""What a work changed, file by file: made in a copy of its task (``judged_copy``), never on the host."""
+"""Changes made by a work, file by file: found in a copy of its task (``judged_copy``), never on the host."""
 
 from __future__ import annotations
 

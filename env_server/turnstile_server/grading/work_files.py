@@ -24,7 +24,7 @@ class WorkFile:
 
     data: bytes | None
     missing: str = ""
-    """Why there is none: a sentence's end."""
+    """Reason why there is none: a sentence's end."""
 
     @property
     def text(self) -> str:
@@ -43,7 +43,7 @@ class WorkFiles:
     """The work could not be taken over: its component, and there are no files."""
 
     def diff(self, path: str) -> str:
-        """What the work changed in the file, as a unified diff."""
+        """The changes of the work in the file, as a unified diff."""
         before, after = self.start[path], self.work[path]
         if after.data is None:
             return after.text if before.data is None else f"(deleted: {after.missing})"

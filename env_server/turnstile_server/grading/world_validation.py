@@ -22,14 +22,14 @@ from turnstile_server.worlds.episode_world import EpisodeWorld, Worlds
 DELETE_TIMEOUT_S = 30.0
 """No setting: only `turnstile tasks validate` deletes, and only what a solution names."""
 SOLUTION = "/solution"
-"""Where a solution's script lies."""
+"""Folder of a solution's script."""
 _TAIL = 2000
 EPISODE_ID = "validate"
 
 
 @dataclass(frozen=True, slots=True)
 class ProofParts:
-    """What works are made with. ``provider`` is started; ``archive_of`` packs a task's files as a tar."""
+    """Parts that works are made with. ``provider`` is started; ``archive_of`` packs a task's files as a tar."""
 
     provider: SandboxProvider
     spec_of: Callable[[Task], SandboxSpec]

@@ -68,7 +68,7 @@ class PackageProgram:
 
 @dataclass(frozen=True, slots=True)
 class PackagePython:
-    """Where a package is, and what its process may see."""
+    """The Python that has a package, the program that uses it, and the variables that its process gets."""
 
     program: PackageProgram
     python: Path
@@ -81,7 +81,7 @@ class PackagePython:
 
     @property
     def install(self) -> str:
-        """How to come by the package."""
+        """Text that says how to install the package."""
         return (
             f"install {self.program.requirement} into a virtual environment of its own, and name its Python in "
             f"the setting tasks.package_pythons.{self.kind} "
@@ -121,16 +121,16 @@ class PackageProcess:
         self._start_timeout_s = start_timeout_s
         self._turn = anyio.Lock()
         self._flight = anyio.CancelScope()
-        """Of the request whose turn it is; ``close`` cancels it."""
+        """Cancel scope of the request whose turn it is; ``close`` cancels it."""
         self._closed = False
         self._process: Process | None = None
         self._lines: BufferedByteReceiveStream | None = None
         self._said: IO[bytes] | None = None
         """Its standard error, which has what the package prints. A file, because it is read at the end alone."""
         self._folder: tempfile.TemporaryDirectory[str] | None = None
-        """Where it runs: packages read and leave files in the current folder."""
+        """The process's current folder: packages read and leave files there."""
         self.version = ""
-        """Of the package; known after the first request."""
+        """Version of the package; known after the first request."""
 
     async def request(self, fields: Mapping[str, Any], answer: Answer, *, timeout_s: float) -> dict[str, Any]:
         """Its result. ``timeout_s``: from when it is this request's turn, without the start.

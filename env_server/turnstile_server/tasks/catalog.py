@@ -43,7 +43,7 @@ class TaskCatalog:
         self._cache: OrderedDict[str, Task] = OrderedDict()
         self._selections: OrderedDict[TaskSelection, SelectedTasks] = OrderedDict()
         self._lock = threading.Lock()
-        """Of both caches: pages are made in threads."""
+        """Guards both caches: pages are made in threads."""
 
     def get(self, task_id: str) -> Task:
         """Raises NotFound, naming ids that are close, and TaskFailed for one that has changed since the start."""

@@ -1,4 +1,4 @@
-"""What can be read off a Dockerfile without building it: the images it starts from, its work folder."""
+"""Facts read from a Dockerfile without building it: the images it starts from, its work folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _WORKDIR = re.compile(r"WORKDIR\s+(?P<path>.+)", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class DockerfileFacts:
-    """Of the stage that becomes the image."""
+    """Facts of a Dockerfile, up to the stage that becomes the image."""
 
     bases: tuple[str, ...]
     """Images that it starts from, of all stages. Names that hold variables are left out, unless an argument of the

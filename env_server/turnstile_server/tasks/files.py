@@ -32,7 +32,7 @@ class Files(TaskPart):
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        """Where its files lie, beside those written out; a later folder's go over those of the earlier ones."""
+        """Folders of its files, beside those written out. A later folder's files replace those of earlier ones."""
         return () if self.folder is None else (self.folder,)
 
 

@@ -159,12 +159,12 @@ def host_code_of(entry: GradingEntry) -> str | None:
 
 
 def gives_parts(entry: GradingEntry) -> bool:
-    """Whether the entry's grader may give components of other names than its own."""
+    """True if the entry's grader may give components of other names than its own."""
     return entry.parts if isinstance(entry, GraderOptions) else True
 
 
 def unit_kind(entry: GradingEntry) -> bool:
-    """Whether the entry's component lies in [0, 1]."""
+    """True if the entry's component lies in [0, 1]."""
     return not gives_parts(entry)
 
 

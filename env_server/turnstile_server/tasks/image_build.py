@@ -1,4 +1,4 @@
-"""How the image of a task is made: a folder that Docker builds, and the name that its content gives the image."""
+"""Build of a task's image: a folder that Docker builds, and the name that its content gives the image."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ImageBuild:
     """The stage that is built; None: the last."""
     timeout_s: float = 600.0
     max_bytes: int = 512 << 20
-    """Of the files of the context."""
+    """Greatest size of the context's files together."""
 
     def tag(self) -> str:
         """The image's name, of the content that the folder has now. Raises ContextProblem, OSError."""
@@ -65,8 +65,8 @@ class ImageBuild:
             raise ContextProblem(f"{self.context} is larger than {self.max_bytes} bytes (tasks.max_context_bytes)")
 
     def files(self) -> list[str]:
-        """What goes to the engine: paths below the context, sorted, without those that its ``.dockerignore``
-        names. Raises ContextProblem."""
+        """The files that go to the engine: paths below the context, sorted, without those that its
+        ``.dockerignore`` names. Raises ContextProblem."""
         try:
             ignore = self.context / ".dockerignore"
             lines = ignore.read_text().splitlines() if ignore.is_file() else []

@@ -78,13 +78,13 @@ class TaskImages:
         self._report = report or _log
         self._engine: DockerEngine | None = None
         self._builder: DockerEngine | None = None
-        """Of builds alone: they last for minutes, and would hold the places of look-ups."""
+        """An engine for builds alone: they last for minutes, and would hold the places of look-ups."""
         self._building = anyio.CapacityLimiter(settings.docker_parallel)
         self._architecture = ""
         self._opening = anyio.Lock()
         self._builds: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
         self._failures: dict[str, TurnstileError] = {}
-        """How the last build of an image failed."""
+        """The error of an image's last failed build, by image name."""
 
     async def ensure(self, task: Task, backend: str, *, again: bool = False) -> ReadyImage | None:
         """The task's image, once that in which its script judges is there, too; None where it names none, or
@@ -143,7 +143,7 @@ class TaskImages:
             return self._engine
 
     async def _is_fresh(self, engine: DockerEngine, task: Task, name: str, build: ImageBuild) -> bool:
-        """Whether the image is there, made from the base images that are there now."""
+        """True if the image is there and was made from the base images that are there now."""
         image = await engine.image(name)
         return image is not None and dict(image.labels).get(BASES_LABEL) == await self._bases(engine, task, build)
 

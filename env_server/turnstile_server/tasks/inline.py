@@ -21,7 +21,7 @@ from turnstile_server.tasks.part import GraderOptions
 
 
 def is_inline(ref: TaskRef) -> bool:
-    """Whether the reference says more than an id."""
+    """True if the reference says more than an id."""
     return ref.instruction is not None or bool(ref.model_extra)
 
 

@@ -127,7 +127,7 @@ def _own_graders(
 
 
 class Task(TaskPart):
-    """What an agent is asked, what it is given, and how its work is graded."""
+    """A task: the agent's instruction, the files and image it is given, and how its work is graded."""
 
     id: ClientId
     instruction: str = Field(min_length=1, description="The instruction to the agent.")
@@ -241,8 +241,8 @@ class Task(TaskPart):
 
     @property
     def trust(self) -> Literal["boundary", "in_process"] | None:
-        """How far what judges trusts the work; None where nothing of it is run. What a script runs cannot be seen,
-        so it counts as in process."""
+        """The graders' trust in the work; None where none of it is run. What a script runs cannot be seen, so it
+        counts as in process."""
         if self.script is not None or any(each.in_process for each in self.options):
             return "in_process"
         return None if self.tests is None else self.tests.trust
@@ -258,12 +258,12 @@ class Task(TaskPart):
 
     @property
     def in_process(self) -> bool:
-        """Whether the work runs with the rights of what judges it (``trust: in_process``)."""
+        """True if the work runs with the rights of what judges it (``trust: in_process``)."""
         return self.trust == "in_process"
 
     @property
     def graded(self) -> bool:
-        """Whether an episode of the task has a reward."""
+        """True if an episode of the task has a reward, at once or later."""
         return bool(self.graders) or self.reward.pending
 
     @field_serializer("world")
@@ -283,27 +283,27 @@ class Task(TaskPart):
 
     @property
     def grades_tests(self) -> bool:
-        """Whether tests of any kind run on the work."""
+        """True if tests of any kind run on the work."""
         own = self.tests is not None or self.script is not None
         return own or any(each.runs_tests for each in self.options)
 
     @property
     def grades_files(self) -> bool:
-        """Whether the work folder is fetched for the graders; an answer alone needs none."""
+        """True if the work folder is fetched for the graders; an answer alone needs none."""
         return self.grades_tests or any(map(reads_work, self.grading.values()))
 
     @property
     def image_tests(self) -> tuple[ImageTests, ...]:
-        """What its image holds of hidden tests."""
+        """The hidden tests in its image, one item for each grader that has some there."""
         return tuple(each.image_tests for each in self.options if each.image_tests is not None)
 
     @property
     def offers_sandbox(self) -> bool:
-        """Whether the tools of a sandbox are the agent's, where its episode has one. A world says so itself: an
+        """True if the tools of a sandbox are the agent's, where its episode has one. A world says so itself: an
         agent that the server launches lives in a sandbox also where its world is all it should act on."""
         return self.world is None or self.world.world_class.needs_sandbox
 
     @property
     def needs_sandbox(self) -> bool:
-        """Whether the agent gets a place to work in. Without one an agent can only submit an answer."""
+        """True if the agent gets a place to work in. Without one an agent can only submit an answer."""
         return self.grades_tests or self.base is not None or self.image is not None or bool(self.setup)

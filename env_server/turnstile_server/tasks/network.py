@@ -31,8 +31,8 @@ class NetworkWish(TaskPart):
 
 
 def network_policy(wish: NetworkWish, settings: EgressSettings) -> NetworkPolicy | None:
-    """What ``wish`` allows by phase; None where that is nothing. A pattern without a port has those of the default
-    ports that the ceiling allows.
+    """Build the network policy that ``wish`` asks for; None where it allows nothing in any phase. A pattern
+    without a port has those of the default ports that the ceiling allows.
 
     Raises Unprocessable, naming every host above the server's ceiling and the setting.
     """

@@ -21,7 +21,7 @@ class TaskPart(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class ImageTests:
-    """What a task's image holds of the hidden tests, and of what runs them.
+    """The parts of the hidden tests, and of what runs them, that lie in a task's image.
 
     ``folders``: those that an agent's sandbox hides. ``removal``: the command that removes the rest from the work
     folder, run there before an agent is. ``not_work``: names in the work folder that are the image's alone: not
@@ -47,7 +47,7 @@ class GraderOptions(TaskPart):
     in_process: ClassVar[bool] = False
     """The work runs with the rights of what judges it."""
     image_tests: ClassVar[ImageTests | None] = None
-    """What is to be kept from the agent in its sandbox; None: nothing."""
+    """The parts of the image that are kept from the agent in its sandbox; None: nothing."""
 
     @classmethod
     def of_entry(cls, entry: Mapping[str, object]) -> Self:
@@ -80,11 +80,11 @@ class GraderOptions(TaskPart):
 
     @classmethod
     def start_warning(cls, settings: TaskSettings) -> str | None:
-        """What a server lacks to grade any such task, as a sentence for its log; None: nothing that is known."""
+        """Warning for the log, a sentence: what the server lacks to grade any such task. None: nothing known."""
         return None
 
     def problem(self, settings: GradingSettings) -> str | None:
-        """Why a server with these settings cannot grade by it: the field, a colon, a sentence. None: it can."""
+        """Reason why a server with these settings cannot grade by it: field, colon, sentence. None: it can."""
         return None
 
     def judged_by(self, settings: GradingSettings) -> bytes:

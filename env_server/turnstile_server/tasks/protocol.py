@@ -1,4 +1,4 @@
-"""Where tasks come from: the seam for task sources.
+"""Protocols of task sources, which load the tasks.
 
 A source gives its tasks in one of two ways: small ones as they are (``FoundTask``), those of large sets as
 ``StoredTask``: checked once, and read again whenever they are used, so that a set is never in memory as a whole.
@@ -83,7 +83,7 @@ class TaskProblem:
 
 
 class Recognition(IntEnum):
-    """How a source knows a SOURCE as its own. Sources are asked in this order."""
+    """The way a source recognises a SOURCE as its own. Sources are asked in this order."""
 
     OPTION = 0
     """By an option of another's scheme: ``hub:NAME?mine=…``."""
@@ -102,7 +102,7 @@ class TaskSource(Protocol):
     def recognition(self) -> Recognition: ...
 
     def recognises(self, source: str) -> bool:
-        """Whether ``source`` (an item of ``tasks.sources``) is of this kind: by a scheme, or by what the path
+        """True if ``source`` (an item of ``tasks.sources``) is of this kind: by a scheme, or by what the path
         holds. Cheap: nothing is loaded or fetched."""
         ...
 

@@ -26,7 +26,7 @@ _LOG = logging.getLogger(__name__)
 
 SHOWN_PROBLEMS = 50
 KEPT_PROBLEMS = 1000
-"""Of a large set every row may be wrong; further ones are only counted."""
+"""Problems kept in full; further ones are only counted. Every row of a large set may be wrong."""
 
 
 def load_tasks(sources: Sequence[str | Path], settings: TaskSettings | None = None) -> TaskCatalog:
@@ -39,7 +39,7 @@ def load_tasks(sources: Sequence[str | Path], settings: TaskSettings | None = No
     problems: list[TaskProblem] = []
     count = 0
     defined: dict[str, FoundTask | StoredTask] = {}
-    """Where each id was first defined."""
+    """The first task found with each id."""
     installed = installed_sources()
     for given in map(str, sources or [SHIPPED]):
         kind, source = _chosen(given, installed)

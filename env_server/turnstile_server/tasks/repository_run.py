@@ -1,4 +1,4 @@
-"""How the test-suite of a repository is run (``tests.runner: repository``), and what of it belongs to the task."""
+"""Options of a repository's own test-suite (``tests.runner: repository``), and the files that belong to it."""
 
 from __future__ import annotations
 
@@ -92,5 +92,5 @@ def owned_by_tests(paths: Iterable[str]) -> tuple[str, ...]:
 
 
 def protected_globs(owned: Iterable[str]) -> tuple[str, ...]:
-    """What of a work is not taken over: the suite, and what acts on its run, in any folder."""
+    """Globs of the files of a work that are not taken over: the suite, and what acts on its run, in any folder."""
     return (*(glob.escape(path) for path in owned), *CONFIGURATION, *(f"*/{name}" for name in CONFIGURATION))

@@ -1,4 +1,4 @@
-"""How the components of a task's reward become one number: the field ``reward`` of a task.
+"""Rules that make one number of the components of a task's reward: the field ``reward`` of a task.
 
 What must hold: a task without the field has the product of its components, in [0, 1]. Weights are never
 negative: a component that could not be measured is 0, which must not be better than a measured one.
@@ -106,7 +106,7 @@ class RewardRules(TaskPart):
         return self.bounds[0]
 
     def problem(self, value: float) -> str | None:
-        """Why ``value`` cannot be a reward of the task, as a sentence; None: it can. False for NaN, too."""
+        """Reason why ``value`` cannot be a reward of the task, as a sentence; None: it can. NaN cannot."""
         low, high = self.bounds
         if low <= value <= high:
             return None

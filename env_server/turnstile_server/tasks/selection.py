@@ -67,7 +67,7 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class TaskSelection:
-    """What a request for tasks asks for."""
+    """The tasks that a request selects: conditions, a shard, and the order."""
 
     where: tuple[Condition, ...] = ()
     shard: tuple[int, int] | None = None

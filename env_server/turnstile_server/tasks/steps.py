@@ -14,7 +14,7 @@ from turnstile_server.tasks.part import TaskPart
 from turnstile_server.tasks.script import GoldScript, ScriptTests
 
 StepReward = Literal["mean", "final"]
-"""How the rewards of the steps make that of the task: their mean, or that of the last one played."""
+"""Rule for the task's reward: the mean of the steps' rewards, or that of the last step played."""
 
 
 class TaskStep(TaskPart):

@@ -26,7 +26,7 @@ from turnstile_server.tasks.model import SandboxWish, Task
 from turnstile_server.tasks.network import network_policy
 
 SCRIPT_FOLDERS = ("/logs", "/tests", "/solution")
-"""Of tasks whose work a script judges, as in Harbor. Agents find them empty."""
+"""Folders of tasks whose work a script judges, as in Harbor. Agents find them empty."""
 _LOGS = "mkdir -p /logs/verifier /logs/agent /logs/artifacts && chmod 777 /logs/*"
 
 _SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"

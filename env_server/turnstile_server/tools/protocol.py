@@ -201,7 +201,7 @@ class SessionTools(OwnTools, Protocol):
 
     @property
     def session(self) -> object | None:
-        """What the grader judges by, from ``open`` until its block is left; else None."""
+        """The object that the grader judges by, from ``open`` until its block is left; else None."""
         ...
 
 

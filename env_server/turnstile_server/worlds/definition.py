@@ -59,7 +59,7 @@ class WorldDefinition:
 
 
 def names_a_world(source: str) -> bool:
-    """Whether ``source`` reads like the name of a world. Nothing is imported."""
+    """True if ``source`` has the form of a world's name. Nothing is imported."""
     return bool(IN_FILE.fullmatch(source) or IN_MODULE.fullmatch(source))
 
 

@@ -28,9 +28,9 @@ from turnstile_server.worlds.world import Start, World
 _LOG = logging.getLogger(__name__)
 
 GRACE_S = 1.0
-"""How long a tool waits for an earlier call that was given up: a coroutine needs a moment to be cancelled."""
+"""Seconds that a tool waits for an earlier call that was given up: a coroutine needs a moment to be cancelled."""
 SHOWN_CHARS = 500
-"""Of the text of an exception, in an error."""
+"""Characters of an exception's text that an error shows."""
 
 
 class Worlds:
@@ -107,7 +107,7 @@ class EpisodeWorld:
         return shown
 
     async def respond(self, answer: str) -> str | None:
-        """What the user says to a message of the agent; None: the conversation is over. Raises TaskFailed."""
+        """The user's reply to a message of the agent; None: the conversation is over. Raises TaskFailed."""
         if self._over:
             return None
         if self._user_turns >= self._settings.worlds.max_user_turns:

@@ -36,7 +36,7 @@ _PARAMETERS = {"grade": (), "solve": (), "close": (), "respond": ("answer",)}
 
 
 class WorldProblem(Exception):
-    """Why a world cannot be used. ``field``: of the task, dotted, where it is one task's."""
+    """A world cannot be used; the message says why. ``field``: of the task, dotted, where it is one task's."""
 
     def __init__(self, message: str, file: str, line: int | None = None, field: str | None = None) -> None:
         super().__init__(message)
@@ -81,7 +81,7 @@ def worlds_of(source: str) -> list[type[World]]:
 
 
 def tasks_of(world_class: type[World], at_most: int) -> list[WorldTask]:
-    """What ``tasks`` of the class gives. Raises WorldProblem."""
+    """The tasks that ``tasks`` of the class gives, checked. Raises WorldProblem."""
     try:
         found = list(islice(world_class.tasks(), at_most + 1))
     except (Exception, SystemExit) as error:

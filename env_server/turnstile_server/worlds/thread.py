@@ -49,7 +49,7 @@ class _Job:
     """Done when the call has returned, also where nobody waits for its result."""
     given_up: bool = False
     task: asyncio.Task[Any] | None = None
-    """Of a coroutine, while it runs."""
+    """The task of a coroutine, while it runs."""
 
 
 class WorldThread:

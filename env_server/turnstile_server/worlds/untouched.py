@@ -17,7 +17,7 @@ from turnstile_server.worlds.definition import WorldDefinition
 from turnstile_server.worlds.episode_world import EpisodeWorld, Worlds
 
 PLAIN_MESSAGE = "Hello."
-"""What a user is told who could not answer the agent."""
+"""Plain message for a user that failed to answer the agent. Also the instruction, where ``reset`` gives none."""
 
 
 class UntouchedWorlds:
@@ -29,7 +29,7 @@ class UntouchedWorlds:
         self._episode_id = f"{episode_id}-untouched"
 
     async def can_be_graded(self, seed: int | None) -> bool:
-        """Whether ``grade`` returns a score, for the known solution or for a world in which nothing was done.
+        """True if ``grade`` returns a score, for the known solution or for a world in which nothing was done.
 
         A ``grade`` that comes as far as the sandbox, which is not there, counts as one that does. So does a world
         for which there is no room: an agent may have taken it up.
@@ -45,7 +45,7 @@ class UntouchedWorlds:
         return with_solution or await self._works(seed, nothing_done)
 
     async def can_respond(self, seed: int | None) -> bool:
-        """Whether the user has an answer to a plain message."""
+        """True if the user has an answer to a plain message."""
 
         async def greeted(world: EpisodeWorld) -> None:
             await world.respond(PLAIN_MESSAGE)

@@ -37,7 +37,7 @@ class WorldTask:
 
 @dataclass(frozen=True)
 class Start:
-    """How an episode begins: the instruction, and text files for the work folder by relative path.
+    """The start of an episode: the instruction, and text files for the work folder by relative path.
 
     The files come over those of the task's ``base``. They need a sandbox (``World.needs_sandbox``).
     """
@@ -72,9 +72,9 @@ class WorldSandbox(Protocol):
 
 
 Begun: TypeAlias = "str | Start | None"
-"""What ``reset`` gives; None: the task's own instruction."""
+"""Result of ``reset``; None: the task's own instruction."""
 Scores: TypeAlias = "float | Mapping[str, float]"
-"""What ``grade`` gives: a reward from 0 to 1, or its components by name, each from 0 to 1; their product is the
+"""Result of ``grade``: a reward from 0 to 1, or its components by name, each from 0 to 1; their product is the
 reward."""
 
 
@@ -149,7 +149,7 @@ class World(ABC):
 
 
 def defines(cls: type[World], method: str) -> bool:
-    """Whether the class has its own of one of ``World``'s optional methods."""
+    """True if the class has its own version of ``method``, one of ``World``'s optional methods."""
     return vars(World)[method] is not next(vars(base)[method] for base in cls.__mro__ if method in vars(base))
 
 

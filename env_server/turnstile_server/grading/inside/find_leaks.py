@@ -32,7 +32,7 @@ from itertools import chain
 from typing import Any, Iterator  # noqa: UP035 - Python 3.9
 
 MAX_MEMBERS = 20_000
-"""Of one archive, or one pack."""
+"""Members of one archive, or objects of one pack, at most."""
 PACK_INDEX = b"\xfftOc"
 OPENERS: dict[bytes, Any] = {b"\x1f\x8b": gzip.open, b"\xfd7zXZ\x00": lzma.open, b"BZh": bz2.open}
 
@@ -89,7 +89,7 @@ def files(within: list[str], skip: list[str]) -> Iterator[str]:
 
 
 def parts(path: str, data: bytes, most: int) -> Iterator[tuple[str, bytes]]:
-    """What is packed in a file, by a name to show. Broken archives give what can be read."""
+    """The contents packed in a file, each with a name to show. Broken archives give what can be read."""
     try:
         for magic, opener in OPENERS.items():
             if data.startswith(magic):

@@ -1,4 +1,4 @@
-"""What a process of tests reported, checked against what must have run.
+"""Reports of a process of tests, checked against what must have run.
 
 A line says, of the tests: which will run and in which order (``plan``), that one begins (``begin``), its result
 (``test``), that something else failed (``note``), that all is done (``done``, with the number of results).
@@ -19,7 +19,7 @@ from typing import Any
 
 MAX_MESSAGE = 500
 MUST_FAIL = ("failed", "error")
-"""How a canary ends."""
+"""Statuses with which a canary ends."""
 
 
 class TestReports:
@@ -33,7 +33,7 @@ class TestReports:
         """Status and message of each test that ended."""
         self.note = ""
         self.output = b""
-        """What was printed: to be shown, never read."""
+        """The process's output: to be shown, never read."""
         self.done = False
         self.broken: str | None = None
         """The rule that a line broke, as a sentence."""

@@ -1,4 +1,4 @@
-"""What the process that judges does before it runs hidden tests across the boundary.
+"""Precautions of the process that judges, before it runs hidden tests across the boundary.
 
 ``refuse_programs`` catches what an author overlooked, not an adversary: nothing of the work runs in this process.
 ``share_temporary_files`` lets the work's user into files and folders that tests make in the usual ways.
@@ -107,8 +107,8 @@ def _is_of_file(code: types.CodeType, where: Callable[[str], bool]) -> bool:
 
 
 def _may_be_the_works(code: Any, caller: types.FrameType, own: str) -> bool:
-    """Whether a library, which a hidden test has called with an object of the work, runs text as code: that of the
-    object's annotations, say (``typing.get_type_hints``). What a library runs when it is imported is its own."""
+    """True if a library, which a hidden test has called with an object of the work, runs text as code: that of the
+    object's annotations, say (``typing.get_type_hints``). Text that it runs when it is imported is its own."""
     module = caller.f_globals.get("__name__")
     if not isinstance(code, types.CodeType) or not code.co_filename.startswith("<") or module in _OWN_TEXT:
         return False

@@ -1,4 +1,4 @@
-"""What a process that runs tests reports, by unittest and by pytest: its plan, each beginning, each result.
+"""Reports of a process that runs tests, by unittest and by pytest: its plan, each beginning, each result.
 
 Python 3.9 or later, standard library only; pytest where the image has it.
 """
@@ -17,7 +17,7 @@ from typing import Any
 MESSAGE = 500
 Send = Callable[[Any], None]
 Broken = Callable[[], "str | None"]
-"""What was replaced in this process (or: which failure was kept from the test), as a sentence; None: nothing."""
+"""Returns a sentence: what was replaced in this process (or: the failure kept from the test). None: nothing."""
 
 
 def sender(descriptor: int, key: bytes) -> Send:

@@ -44,7 +44,7 @@ NO_CANARY = "a test that must fail (a canary) passed, or did not run"
 
 
 class SessionResult:
-    """What one process reported, judged."""
+    """Result of one process, judged from its reports."""
 
     def __init__(self) -> None:
         self.reports = Reports()
@@ -142,7 +142,7 @@ def took_canaries(names: list[str], reports: Reports) -> None:
 
 
 def digest_of(work: str, owned: list[str]) -> dict[str, str]:
-    """Of the suite's programs and configuration, by path."""
+    """Digests of the suite's programs and configuration, by path."""
     found: dict[str, str] = {}
     places = [os.path.join(work, path) for path in owned]
     paths = [path for path in places if os.path.isfile(path)]

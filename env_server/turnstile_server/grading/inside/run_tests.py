@@ -43,7 +43,7 @@ from .ledger import TestReports
 
 FAILED, FAULTY = 1, 3
 CANARIES = 2
-"""Of each file: one among its tests, one after them."""
+"""Canaries of each file: one among its tests, one after them."""
 MAX_REPORT = 8 << 20
 MAX_OUTPUT = 4000
 PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 4, 36
@@ -149,7 +149,7 @@ def may_bind(node: ast.AST, name: str) -> bool:
 
 
 def site_folders() -> list[str]:
-    """Where installed packages are, without running anything that lies there (no ``.pth``, no sitecustomize)."""
+    """Folders of installed packages. Runs nothing that lies there (no ``.pth``, no sitecustomize)."""
     prefix = os.path.dirname(os.path.dirname(os.path.abspath(sys.executable)))
     own = os.path.join(prefix, "pyvenv.cfg")
     folders = site.getsitepackages()

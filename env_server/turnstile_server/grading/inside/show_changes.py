@@ -117,7 +117,7 @@ def diff_text(path: str, before: FileSide | None, after: FileSide | None, *, qui
 
 
 class Changes:
-    """What is listed, and the room that is left in the answer."""
+    """The changes that are listed, and the room that is left in the answer."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.files: list[dict[str, Any]] = []

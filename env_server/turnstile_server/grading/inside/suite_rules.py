@@ -12,11 +12,11 @@ XFAILED, XPASSED = "failed as expected", "passed unexpectedly"
 NOT_RUN, TAMPERED = "not run", "tampered"
 MUST_PASS = frozenset((PASSED, XFAILED))
 MUST_NOT_FAIL = frozenset((PASSED, XFAILED, SKIPPED))
-"""Of tests that passed before the work. One that did not run has failed."""
+"""Good statuses of tests that passed before the work. One that did not run has failed."""
 
 
 def is_cut(test: str) -> bool:
-    """Whether the id ends within its parameter, as ids do that were taken from a log up to the first space."""
+    """True if the id ends within its parameter, as ids do that were taken from a log up to the first space."""
     return "[" in test and not test.endswith("]")
 
 

@@ -58,7 +58,7 @@ def file_of_module(module: Any) -> str:
 
 
 class SuiteWatch:
-    """Of one pytest session; begins when installed plug-ins are loaded, and nothing of the repository is."""
+    """Watch over one pytest session. Begins when installed plug-ins are loaded, and nothing of the repository."""
 
     def __init__(self, files: WorkFiles) -> None:
         self._files = files
@@ -72,7 +72,7 @@ class SuiteWatch:
         watch_over(self._code, *WATCHED)
 
     def broken(self) -> str | None:
-        """What the work did, as a sentence; None: nothing that is seen."""
+        """A change to the session by the work, as a sentence; None: nothing is seen."""
         for sentence, value in self._code.changes():
             if self._files.of_work(file_of_code(value)):
                 return sentence

@@ -49,7 +49,7 @@ class TamperCheck:
                     self._add(owner + "." + name, vars(value), package, True)
 
     def broken(self) -> str | None:
-        """What has changed, as a sentence; None: nothing."""
+        """The first change that is found, as a sentence; None: nothing has changed."""
         return next((sentence for sentence, _ in self.changes()), None)
 
     def changes(self) -> Iterator[tuple[str, Any]]:

@@ -62,7 +62,7 @@ class DiffEntry:
 
 
 def acts_at_import(path: str) -> bool:
-    """Whether Python or pytest reads the file by itself."""
+    """True if Python or pytest reads the file by itself."""
     for part in path.split("/"):
         if part in LEFT_OUT_NAMES or part.split(".")[0] in LEFT_OUT_STEMS or part.endswith(LEFT_OUT_SUFFIXES):
             return True
@@ -70,7 +70,7 @@ def acts_at_import(path: str) -> bool:
 
 
 def acts_in_git(path: str, entry: DiffEntry | None) -> bool:
-    """Whether git runs what the file says, or is led by it to another folder that says so."""
+    """True if git runs what the file says, or is led by it to another folder that says so."""
     parts = path.split("/")
     if GIT not in parts:
         return False
@@ -93,7 +93,7 @@ def is_protected(path: str, globs: list[str]) -> bool:
 
 
 def hides_protected(path: str, base: dict[str, DiffEntry], work: dict[str, DiffEntry], globs: list[str]) -> bool:
-    """Whether Python would import the path in the place of a module that the task protects: a package comes before
+    """True if Python would import the path in the place of a module that the task protects: a package comes before
     a ``.py`` of its name, and so does a library (``.so``)."""
     for one in [path, *parents(path)]:
         folder, slash, name = one.rpartition("/")
@@ -107,7 +107,7 @@ def hides_protected(path: str, base: dict[str, DiffEntry], work: dict[str, DiffE
 
 
 def stays_inside(path: str, target: str, root: str) -> bool:
-    """Whether a link at ``path`` leads to a place below ``root``.
+    """True if a link at ``path`` leads to a place below ``root``.
 
     ``..`` may only lead: after another part it would depend on what that part is (itself a link, perhaps).
     """
@@ -213,7 +213,7 @@ def leave_out(report: dict[str, Any], path: str, reason: str) -> None:
 def refusal(
     path: str, base: dict[str, DiffEntry], work: dict[str, DiffEntry], root: str, protected: list[str]
 ) -> str | None:
-    """Why a change is not taken over; None: it is."""
+    """Reason why a change is not taken over; None: it is."""
     theirs = work.get(path)
     if acts_at_import(path):
         return "acts at import"

@@ -60,7 +60,7 @@ class Line:
         return self._in.get()
 
     def ask(self, what: str, **fields: Any) -> dict[str, Any]:
-        """What the server says. Raises Asked."""
+        """Ask the server, and return its reply. Raises Asked."""
         self.send({"ask": what, **fields})
         said = self.next()
         if "error" in said:
@@ -112,7 +112,7 @@ def serve(line: Line, version: str, score: Callable[[dict[str, Any]], Awaitable[
 
 
 def over_the_work(error: BaseException | None) -> bool:
-    """Whether the error comes from something that the work does not have, or from a command on it that did not
+    """True if the error comes from something that the work does not have, or from a command on it that did not
     end. A judge that could not be reached is no fault of the work, even where it was asked because of that."""
     while error is not None and not isinstance(error, (Asked, Overran)):
         if isinstance(error, (ConnectionError, TimeoutError, socket.gaierror)):

@@ -30,7 +30,7 @@ class ComposeService:
 
     image: str | None = None
     context: str | None = None
-    """Of the build, relative to the file; None: it has none."""
+    """Context of the build, relative to the file; None: it has none."""
     dockerfile: str = "Dockerfile"
     args: Mapping[str, str] = field(default_factory=dict)
     target: str | None = None

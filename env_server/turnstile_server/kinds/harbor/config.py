@@ -262,6 +262,6 @@ class HarborConfig(HarborTable):
         return self
 
     def artifact_sources(self, step: HarborStep | None) -> tuple[str, ...]:
-        """Of a step: the task's and its own."""
+        """Artifact paths of a step: the task's and its own."""
         both = (*self.artifacts, *(() if step is None else step.artifacts))
         return tuple(each if isinstance(each, str) else each.source for each in both)

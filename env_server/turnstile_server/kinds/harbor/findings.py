@@ -1,4 +1,4 @@
-"""What is found out about one task folder: errors, and what is sound in Harbor and cannot be played here."""
+"""Findings about one task folder: errors, and what is sound in Harbor and cannot be played here."""
 
 from __future__ import annotations
 

@@ -200,7 +200,7 @@ def task_id(folder_name: str) -> str:
 
 
 def _told(config: HarborConfig, metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """What a trainer may want to know, and what Turnstile does not do as Harbor would."""
+    """Facts that a trainer may want to know, and settings that Turnstile does not apply as Harbor would."""
     told: dict[str, Any] = {
         "name": config.task.name if config.task is not None else None,
         "network": config.environment.network,

@@ -1,4 +1,4 @@
-"""Where the image of a task folder comes from: ``docker_image``, a Dockerfile, or a ``docker-compose.yaml``."""
+"""The image of a task folder, from ``docker_image``, a Dockerfile, or a ``docker-compose.yaml``."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class HarborImage:
 
 
 def find_image(folder: Path, config: HarborConfig, settings: TaskSettings, found: FolderFindings) -> HarborImage:
-    """What is wrong goes to ``found``."""
+    """Find the image of a task folder. Errors and refusals go to ``found``."""
     place = folder / "environment"
     composes = [place / name for name in COMPOSE_FILES if (place / name).is_file()]
     service = read_compose(composes[0], found) if composes else ComposeService()

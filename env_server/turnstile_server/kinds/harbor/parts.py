@@ -1,4 +1,4 @@
-"""What a task folder has, and each of its steps: an instruction, tests, a solution, with variables.
+"""The parts of a task folder, and of each of its steps: an instruction, tests, a solution, with variables.
 
 What must hold: the folder may come from anywhere, so nothing is read through a link that it holds; else it could
 put other files of this machine into an instruction or an image.
@@ -39,7 +39,7 @@ class FolderParts:
         self._found = found
 
     def leads_out(self, *, texts: Sequence[str], folders: Sequence[str]) -> bool:
-        """Whether a part is no plain file or folder, or too large to be read."""
+        """True if a part is no plain file or folder, or too large to be read."""
         before, most = len(self._found.problems), self._settings.max_source_bytes
         for name in (*texts, *folders):
             part = self._path / name
@@ -88,9 +88,9 @@ class FolderParts:
     def refuse_needs(
         self, tests: ScriptTests, asked: str, workdir: str | None, *, online: bool, rehearse: bool = False
     ) -> bool:
-        """What the text of tests shows that no copy of the work folder has. ``asked``: texts that say which paths
-        the work is at; ``online``: tests may reach hosts. Returns whether they fetch something that ``rehearse``
-        lets them; without it that is refused, too."""
+        """Refuse tests whose text needs something that no copy of the work folder has. ``asked``: texts that say
+        which paths the work is at; ``online``: tests may reach hosts. Returns True if the tests fetch something
+        and ``rehearse`` lets them. Without ``rehearse`` that is refused, too."""
         if not self._settings.inspect_scripts:
             return False
         files = read_files(tests.files, self._settings)

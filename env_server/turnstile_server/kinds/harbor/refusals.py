@@ -1,4 +1,4 @@
-"""What a sound ``task.toml`` can ask for that Turnstile does not do: each is refused by its name, with the reason.
+"""Refusals of a sound ``task.toml`` that asks for what Turnstile does not do: each by its name, with the reason.
 
 Harbor judges in the container in which the agent worked. Turnstile judges the work folder in a fresh one. A task
 that needs the first may not be played as the second: it would score 0, or 1, for the wrong reason.

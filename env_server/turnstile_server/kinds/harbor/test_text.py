@@ -1,4 +1,4 @@
-"""What the text of a task's tests shows of what they need: a network, a service, state outside the work folder.
+"""Needs of a task's tests, found in their text: a network, a service, state outside the work folder.
 
 Harbor judges in the agent's own container, with its network, where all of these are there. A copy of the work
 folder has none, and such a script then writes 0 for work that may be right. So it is refused by name. This sees
@@ -28,7 +28,7 @@ _SERVICE = re.compile(
 _STARTS = re.compile(r"(?<!&)&\s*$|\bPopen\(|\bnohup\b|\b(?:HTTPServer|TestClient)\(", re.MULTILINE)
 _PATH = re.compile(r"(?<![\w.~$}/-])/(?:[A-Za-z0-9_.+-]+/)*[A-Za-z0-9_.+-]+")
 _SYSTEM = ("/etc", "/root", "/home", "/var", "/srv", "/mnt", "/run")
-"""Where programs keep state. A test that names a path there looks at what the agent left."""
+"""Folders in which programs keep state. A test that names a path there looks at what the agent left."""
 _OURS = ("/tests", "/logs/verifier", "/solution", "/dev", "/proc", "/usr", "/bin", "/sbin", "/lib")
 """Paths that say nothing of the agent's work."""
 _TEXTS = (".sh", ".py", ".bash")

@@ -1,4 +1,4 @@
-"""What graders take that run code in a process of its own: ``function``, ``rubric``, ``json_schema``."""
+"""Options of graders that run code in a process of its own: ``function``, ``rubric``, ``json_schema``."""
 
 from __future__ import annotations
 

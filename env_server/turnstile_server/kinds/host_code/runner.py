@@ -77,7 +77,7 @@ def _rubric(request: dict[str, Any]) -> dict[str, Any]:
     from openenv.core.rubrics import LLMJudge, Rubric  # noqa: PLC0415
 
     class Submission(Action):
-        """What the agent handed in, as OpenEnv's action."""
+        """The agent's answer, as OpenEnv's action."""
 
         answer: str | None = None
 

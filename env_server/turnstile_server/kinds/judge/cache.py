@@ -25,7 +25,7 @@ class VerdictCache:
         self._folder = folder if max_bytes > 0 else None
         self._max_bytes = max_bytes
         self._bytes: int | None = None
-        """Of all files; None: not counted yet."""
+        """Bytes of all files; None: not counted yet."""
         self._lock = anyio.Lock()
 
     async def get(self, key: str) -> JudgeReply | None:

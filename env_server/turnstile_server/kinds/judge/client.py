@@ -25,11 +25,11 @@ _MAX_SHOWN = 300
 
 @dataclass(frozen=True, slots=True)
 class JudgeReply:
-    """What a judge said."""
+    """Reply of a judge."""
 
     text: str
     tokens: int
-    """Of prompt and reply, as the server counts them; 0 where it does not."""
+    """Tokens of prompt and reply, as the server counts them; 0 where it does not."""
     model: str
     """As the server names it."""
 

@@ -16,7 +16,7 @@ from turnstile_server.settings import GradingSettings, JudgeSettings
 
 @dataclass(slots=True)
 class JudgeSpending:
-    """What was spent: since the server's start, or for one work."""
+    """Calls and tokens that were spent: since the server's start, or for one work."""
 
     calls: int = 0
     tokens: int = 0

@@ -1,4 +1,4 @@
-"""What the grader ``judge`` takes: a question, what is shown with it, and how votes count."""
+"""Options of the grader ``judge``: a question, the texts shown with it, and the rule for counting votes."""
 
 from __future__ import annotations
 

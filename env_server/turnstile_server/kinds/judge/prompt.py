@@ -1,4 +1,4 @@
-"""What a judge is shown. Pure.
+"""The prompt for a judge. Pure.
 
 What must hold: text of an agent stands only between the two lines of a fence, which carry random digits that no
 shown text contains, so it can neither end its part nor stand outside of it; and no marker by which chat templates
@@ -35,7 +35,7 @@ class ShownText:
     """One text that a judge is shown."""
 
     name: str
-    """Of our making, without line breaks."""
+    """Name made by this server, without line breaks."""
     text: str
 
 
@@ -47,7 +47,7 @@ class JudgePrompt:
     user: str
     fence: str
     digest: str
-    """Of all but the fence."""
+    """Digest of both messages, without the fence."""
 
     @property
     def messages(self) -> list[dict[str, str]]:

@@ -22,7 +22,7 @@ class NoVerdict(ValueError):
 
 
 def reply_rule(options: JudgeOptions) -> str:
-    """What the judge is told about the form of its reply."""
+    """The part of the prompt that tells the judge the form of its reply."""
     if options.compare:
         form, values = '"better": VERDICT', '"first", "second" or "equal"'
     elif options.scale is not None:

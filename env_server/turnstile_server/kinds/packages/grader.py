@@ -115,7 +115,7 @@ def _number(kind: str, name: str, value: object) -> float:
 
 
 async def _done(sandbox: Sandbox, asked: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-    """What the scoring asks for, done in the sandbox. Raises PackageRefusal, SandboxFailed."""
+    """Do in the sandbox what the scoring asks for, and return the reply. Raises PackageRefusal, SandboxFailed."""
     try:
         match asked["ask"]:
             case "exec":

@@ -12,15 +12,15 @@ from pydantic import Field
 from turnstile_server.tasks.part import GraderOptions, ImageTests
 
 HIDDEN_TESTS = "/r2e_tests"
-"""Where the image has the hidden tests, which nothing of an agent's sandbox shows."""
+"""The image's folder of hidden tests. Nothing of an agent's sandbox shows it."""
 LINK = "r2e_tests"
-"""Where the script looks for them, below the work folder."""
+"""Path below the work folder at which the script looks for them."""
 SCRIPT = "run_tests.sh"
 OF_THE_IMAGE = (
     *(SCRIPT, LINK, ".pytest_cache", "expected_test_output.json", "execution_result.json"),
     *("syn_issue.json", "parsed_commit.json", "modified_files.json", "modified_entities.json"),
 )
-"""What images have in the work folder that tells the tests or the answer. Removed before an agent is there."""
+"""Files in the work folder of images that tell the tests or the answer. Removed before an agent is there."""
 CLEAR = """
 rm -rf -- "$@"
 find . -path ./.venv -prune -o '(' -name __pycache__ -o -name '*.pyc' ')' -prune -exec rm -rf {} +

@@ -101,7 +101,7 @@ class _R2eRow:
         return ""
 
     def _instruction(self) -> str:
-        """Of an issue between its marks, what is between them."""
+        """The instruction, filled with the issue: the text between its marks, where it has them."""
         said = self._text("problem_statement")
         marked = _ISSUE.search(said)
         issue = said if marked is None else marked[1].strip()

@@ -38,7 +38,7 @@ def outcomes(log: str) -> dict[str, str]:
 
 
 def differences(found: Mapping[str, str], expected: Mapping[str, str]) -> dict[str, tuple[str | None, str | None]]:
-    """What each test reported and what it must, where those differ; None: nothing. Empty: the work is right.
+    """Tests whose reported and expected outcomes differ: both, None for no outcome. Empty: the work is right.
 
     A line of pytest without the name of a test (an error of a whole file) has an empty name. R2E-Gym counts it and
     does not compare it, so two such tests that differ are no difference.
@@ -50,7 +50,7 @@ def differences(found: Mapping[str, str], expected: Mapping[str, str]) -> dict[s
 
 
 def doubts(log: str) -> dict[str, str]:
-    """How a plain log contradicts itself, or lacks what pytest's own have: a sentence by kind."""
+    """Contradictions in a plain log, and parts of pytest's own logs that it lacks: a sentence by kind."""
     found: dict[str, str] = {}
     if (count := log.count(HEADING)) > 1:
         found["summaries"] = f"pytest's summary stands {count} times in the log"
@@ -68,7 +68,7 @@ def doubts(log: str) -> dict[str, str]:
 
 
 def _summary(log: str) -> str:
-    """What stands between the first two headings."""
+    """The text between the first two headings."""
     _, _, rest = log.partition(HEADING)
     return rest.partition(HEADING)[0]
 

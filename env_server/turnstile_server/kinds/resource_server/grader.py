@@ -53,8 +53,7 @@ class ResourceServerGrader(ComponentGrader):
         )
 
     async def _verified(self, work: Work) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What was sent to ``/verify``, and its reply: in the session in which the agent called tools, or in one
-        of its own."""
+        """The request to ``/verify``, and its reply: in the session of the agent's tool calls, or in a new one."""
         session = work.session
         if isinstance(session, ResourceSession):
             if session.lost is not None:

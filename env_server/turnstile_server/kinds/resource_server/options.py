@@ -1,4 +1,4 @@
-"""What the grader ``resource_server`` takes: a server that speaks NeMo-Gym's protocol, and the row it judges by.
+"""Options of the grader ``resource_server``: a server that speaks NeMo-Gym's protocol, and the row it judges by.
 
 What must hold: this server calls no address that a task file, a row or a request names. Only a source's own text
 names one, and whoever writes that runs this server. So the options are made by a source, never read from a task.

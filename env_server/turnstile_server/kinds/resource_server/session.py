@@ -47,7 +47,7 @@ class ResourceSession:
         self.calls: list[dict[str, Any]] = []
         """The tools that were called, and what they said, as output items of the Responses API."""
         self.lost: str | None = None
-        """Why the server has not answered a call, once it has not: what the session holds is not known then."""
+        """Error of a call that the server did not answer; None: none. It leaves the session's content unknown."""
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> tuple[str, bool]:
         """Calls a tool. What it said, and whether it says that it has failed. Raises ResourceServerProblem."""

@@ -20,7 +20,7 @@ from turnstile_server.tasks.rows.source import TaskRows, problems_of, tasks_of_r
 
 OPTIONS: Final = ("verifier", "bounds")
 _TAKEN = frozenset(("kind", "columns", "image", "workdir"))
-"""What of a mapping such rows take."""
+"""Fields of a mapping that such rows take."""
 
 
 class VerifiedRows:
@@ -64,7 +64,7 @@ def _verifier(mapping: RowMapping, verifier: str | None = None, bounds: str | No
 
 
 def _beside_a_verifier(mapping: RowMapping) -> list[str]:
-    """What such a mapping says in vain."""
+    """Fields of such a mapping that have no effect, one line each."""
     wrong = [
         f"{name}: it is not for rows that a `verifier` judges"
         for name in sorted(mapping.model_fields_set - _TAKEN)

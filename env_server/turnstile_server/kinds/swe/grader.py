@@ -127,8 +127,8 @@ class _SweJudge:
         return answer
 
     async def _ungraded(self, script: str, report: dict[str, Any], result: ExecResult) -> str:
-        """Why the work kept itself from being judged. Raises TaskFailed where it is the task that cannot be: its
-        script does not run on what the task ships, either."""
+        """Reason why the work prevented its own grading. Raises TaskFailed if the task itself cannot be judged:
+        its script does not run on what the task ships, either."""
         self.elsewhere = True
         async with self._copies.without_work(self._task) as clean:
             control = await self._run(clean, script)

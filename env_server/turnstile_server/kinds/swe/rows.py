@@ -182,7 +182,7 @@ class _SweRow:
         return found
 
     def _install(self, name: str) -> str:
-        """Of SWE-rebench's ``install_config``."""
+        """A field of SWE-rebench's ``install_config``, as text; a list becomes one line for each item."""
         config = self._row.get("install_config")
         if isinstance(config, str):
             try:
@@ -292,7 +292,7 @@ def _unwrapped(row: Row, path: str) -> Row | str:
 
 
 def _assets(value: Any) -> bool:
-    """Whether ``image_assets`` name files of the test patch."""
+    """True if ``image_assets`` names files of the test patch, or is text that is not JSON."""
     if isinstance(value, str) and value.strip():
         try:
             value = json.loads(value)

@@ -20,7 +20,7 @@ _NO_TESTS = (".json", ".png", ".csv", ".txt", ".md", ".jpg", ".jpeg", ".pkl", ".
 
 
 def files_of_tests(tests: Sequence[str]) -> list[str]:
-    """Of ids like ``tests/test_x.py::test_y``."""
+    """Files of the tests, each once, from ids like ``tests/test_x.py::test_y``."""
     return list(dict.fromkeys(test.partition("::")[0] for test in tests if "::" in test))
 
 

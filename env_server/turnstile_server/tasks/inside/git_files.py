@@ -20,7 +20,7 @@ _FOLDER, _EXTENDED = 4, 0x4000
 _ENTRY = struct.Struct(">10I")
 _CHUNK = 1 << 16
 _LEVEL = 1
-"""Of compression. The agent waits for it, and the pack lives as long as the sandbox."""
+"""Compression level: low, because the agent waits for it. The pack lives only as long as the sandbox."""
 _LARGE = 1 << 31
 """Offsets from here on lie in a table of their own."""
 

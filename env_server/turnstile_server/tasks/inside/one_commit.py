@@ -31,7 +31,7 @@ from .repositories import GIT, Problem, Repository, find, inside, joined, shown,
 WHO = b"Base <base@localhost> 946684800 +0000"
 BRANCH = b"main"
 LEFTOVERS = (b".orig", b".rej")
-"""Of a merge or a patch."""
+"""Ends of the names of files that a merge or a patch leaves behind."""
 GIT_S = 300
 
 
@@ -130,7 +130,7 @@ def put(store: bytes, name: bytes, data: bytes) -> None:
 
 
 def is_folder(top: bytes, folder: bytes, known: dict[bytes, bool]) -> bool:
-    """Whether no part of the path is a link or a file. ``known``: what was found before."""
+    """True if every part of the path is a folder, and no link. ``known``: what was found before."""
     if folder not in known:
         there = is_folder(top, os.path.dirname(folder), known) if folder else True
         path = os.path.join(top, folder)
@@ -183,7 +183,7 @@ def verify(root: bytes, found: list[Repository]) -> str:
 
 
 def asked(git: str, top: bytes, *words: str) -> bytes | None:
-    """What git says; None where it cannot."""
+    """Output of a git command; None where it fails."""
     env = {"PATH": os.environ.get("PATH", ""), "HOME": "/nonexistent", "GIT_CONFIG_NOSYSTEM": "1"}
     argv = [git, "--git-dir", os.fsdecode(os.path.join(top, GIT)), *words]
     done = subprocess.run(argv, cwd="/", env=env, capture_output=True, timeout=GIT_S, check=False)

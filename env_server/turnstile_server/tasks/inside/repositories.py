@@ -12,7 +12,7 @@ from .git_files import TrackedPath, Unreadable, read_index
 
 GIT = b".git"
 KEPT_SETTINGS = ("filemode", "autocrlf", "eol", "symlinks", "ignorecase")
-"""Of the section ``core``: what decides whether a file counts as changed."""
+"""Settings of the section ``core`` that decide whether a file counts as changed."""
 KEPT_INFO = (b"exclude", b"attributes")
 
 
@@ -39,14 +39,14 @@ class Repository:
 
 
 def is_store(path: bytes, common: bytes) -> bool:
-    """Whether the folder is what git takes for a repository's data, with what it shares in ``common``."""
+    """True if git takes the folder for a repository's data, with what it shares in ``common``."""
     return os.path.lexists(os.path.join(path, b"HEAD")) and all(
         os.path.isdir(os.path.join(common, name)) for name in (b"objects", b"refs")
     )
 
 
 def common_of(store: bytes) -> bytes:
-    """Where a linked worktree's repository is; of any other its own folder."""
+    """The folder of a linked worktree's repository; for any other store its own folder."""
     return os.path.realpath(os.path.join(store, read_text(os.path.join(store, b"commondir")) or b"."))
 
 
@@ -81,7 +81,7 @@ def read_text(path: bytes) -> bytes:
 
 
 def settings_of(config: bytes) -> tuple[dict[str, str], int]:
-    """What is kept of a configuration, and how many bytes an object's id has."""
+    """The settings that are kept of a configuration, and the number of bytes of an object's id."""
     section, kept, id_bytes = "", {}, 20
     for line in map(str.strip, config.decode("utf-8", "replace").splitlines()):
         if line.startswith("["):
@@ -96,7 +96,7 @@ def settings_of(config: bytes) -> tuple[dict[str, str], int]:
 
 
 def store_of(top: bytes) -> bytes | None:
-    """Where the data of the repository in ``top`` are; None where its ``.git`` leads nowhere."""
+    """The folder with the data of the repository in ``top``; None where its ``.git`` leads nowhere."""
     path = os.path.join(top, GIT)
     if os.path.isfile(path):
         said = read_text(path)

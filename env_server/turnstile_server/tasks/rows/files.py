@@ -266,7 +266,8 @@ def _split_of(path: Path, split: str | None) -> Path:
 
 
 def _below(folder: Path, name: Any, of: str) -> Path:
-    """What a file of the folder names in it. The folder is a data set's, which may come from anywhere."""
+    """The path of a file or folder that a file of ``folder`` names. The name must be that of something directly in
+    it, because the data set may come from anywhere."""
     if not isinstance(name, str) or not name or Path(name).name != name or name == "..":
         raise ValueError(f"{of}: {name!r:.200} is no name of a file or folder beside it")
     return folder / name

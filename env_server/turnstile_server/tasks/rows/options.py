@@ -23,7 +23,7 @@ _TEXTS = ("kind", "split", "map", "image", "workdir", "test_cmd", "log_parser", 
 
 
 class RowMapping(BaseModel):
-    """What a data set calls its columns, and what its rows do not say. In a file it is YAML (``map=FILE``)."""
+    """A data set's names of columns, and values that its rows lack. In a file it is YAML (``map=FILE``)."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -62,7 +62,7 @@ class RowOptions:
 
 
 def map_file_of(source: str) -> Path | None:
-    """Whether it is there or not."""
+    """The mapping's file that a source names, which need not exist; None: it names none."""
     found = dict(parse_qsl(source.partition("?")[2])).get("map")
     return None if found is None else Path(found)
 

@@ -19,7 +19,7 @@ def snapshot(container: Any) -> Any:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether nothing in a container was replaced. By identity: to compare would run code of what is in it."""
+    """True if nothing in a container was replaced. By identity: to compare would run code of what is in it."""
     if isinstance(one, dict):
         mine, theirs = list(one.items()), list(other.items())
         return len(mine) == len(theirs) and all(a is c and b is d for (a, b), (c, d) in zip(mine, theirs))  # noqa: B905

@@ -1,4 +1,4 @@
-"""How one's own objects are shown to the other side: numbers for objects, descriptions for their classes.
+"""Encoding of one side's own objects for the other: numbers for objects, descriptions for their classes.
 
     ["h", number, class]            an object          ["h", number, class, value]   one that is a plain value, too
     ["o", number]                   the receiver's own object, given back
@@ -59,12 +59,12 @@ class Exports:
         return self._objects[number]
 
     def knows(self, value: Any) -> bool:
-        """Whether the other side was given this very object."""
+        """True if the other side was given this very object."""
         number = self._numbers.get(id(value))
         return number is not None and self._objects[number] is value
 
     def export(self, value: Any, encoder: Encoder, depth: int) -> Any:
-        """What ``Encoder`` sends for a value that is not plain. Raises BoundaryError, WireError."""
+        """Encode a value that is not plain, for ``Encoder``. Raises BoundaryError, WireError."""
         origin = origin_of(value)
         if origin is not None and origin.peer is self._peer:
             return ["o", origin.number]

@@ -19,7 +19,7 @@ _PYTEST = ("builtins", "Failed")
 
 
 def is_assertion(error: object) -> bool:
-    """Whether a test failed by it: ``assert``, unittest, ``pytest.fail``."""
+    """True if the error is a failed check of a test: ``assert``, unittest, ``pytest.fail``."""
     kind = type(error)
     return isinstance(error, AssertionError) or (kind.__module__, kind.__qualname__) == _PYTEST
 
@@ -50,9 +50,9 @@ class Failures:
         return next(iter(kept.values()), None)
 
     def left(self, error: BaseException | None, swallowed: object) -> object:
-        """What the ``__exit__`` of the work's object counts for. It may swallow what a test's own ``raise`` has
-        raised, no assertion, and nothing else, because what follows in the block would be skipped: what the work
-        returned, or raised itself, could be the cause. Raises BoundaryError."""
+        """The result that counts for the ``__exit__`` of the work's object. It may swallow what a test's own
+        ``raise`` has raised, no assertion, and nothing else, because what follows in the block would be skipped:
+        what the work returned, or raised itself, could be the cause. Raises BoundaryError."""
         if error is None:
             return swallowed
         self.returned(error)
@@ -68,7 +68,7 @@ class Failures:
 
 
 def _raised_by_name(traceback: types.TracebackType | None) -> bool:
-    """Whether a ``raise`` statement raised it, in the file of the frame that caught it."""
+    """True if a ``raise`` statement raised it, in the file of the frame that caught it."""
     if traceback is None:
         return False
     file = traceback.tb_frame.f_code.co_filename

@@ -1,4 +1,4 @@
-"""What each side lets the other do, and believes it.
+"""Rules of each side: what it lets the other side do, and what it believes.
 
 ``WorkRules`` are the work's: it has nothing to hide. ``TestsRules`` are those of the process that judges: the work
 reaches what a test handed to it, by plain public names, and nothing of what judges; and of its own objects the
@@ -63,8 +63,8 @@ _NOT_NAMED_TYPES = frozenset(
 
 
 def is_harmless(kind: type) -> bool:
-    """Whether the process that judges may have this class of the standard library from the work: a test's
-    function may call it, so none that opens files, runs code or reads attributes (``operator.attrgetter``)."""
+    """True if the process that judges may have this class of the standard library from the work. A test's function
+    may call it, so it may not open files, run code or read attributes (``operator.attrgetter``)."""
     if issubclass(kind, BaseException):
         return True
     if kind.__module__ == "builtins":
@@ -77,7 +77,7 @@ def is_standard(module: str) -> bool:
 
 
 def found(module: str, qualname: str) -> Any:
-    """What a loaded module of the standard library has by this name. Raises LookupError."""
+    """The object that a loaded module of the standard library has by this name. Raises LookupError."""
     if not is_standard(module) or module not in sys.modules:
         raise LookupError(f"{module} is not loaded here")
     value: Any = sys.modules[module]
@@ -106,11 +106,11 @@ class WorkRules:
         return True
 
     def names_functions(self) -> bool:
-        """Whether functions of the standard library go to the other side by name, to run there."""
+        """True if functions of the standard library go to the other side by name, to run there."""
         return False
 
     def named(self, module: str, qualname: str) -> Any:
-        """What a name from the other side means here. Raises LookupError."""
+        """The object here that a name from the other side means. Raises LookupError."""
         if is_standard(module):
             importlib.import_module(module)
         return found(module, qualname)
@@ -181,7 +181,7 @@ class TestsRules:
 
 
 def may_be_raised(kind: type) -> bool:
-    """Whether an exception of the work may be one of this class in the process that judges. ``SystemExit`` ends a
+    """True if an exception of the work may be one of this class in the process that judges. ``SystemExit`` ends a
     test there, not the process."""
     allowed = issubclass(kind, Exception) or kind is SystemExit
     if not allowed and "asyncio" in sys.modules:

@@ -53,7 +53,7 @@ class WorkImporter(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Of a submodule: where its parent is the work's."""
+        """The spec of a module of the work; None for any other. A submodule is the work's where its parent is."""
         top = name.split(".", maxsplit=1)[0]
         if top not in self._names or (path is not None and not isinstance(sys.modules.get(top), ModuleProxy)):
             return None

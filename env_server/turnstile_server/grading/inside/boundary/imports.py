@@ -1,4 +1,4 @@
-"""What the other side shows, made into proxies and exceptions here (the format is in ``exports``).
+"""Proxies and exceptions for what the other side shows (the format is in ``exports``).
 
 Python 3.9 or later, standard library only.
 """
@@ -31,7 +31,7 @@ class Imports:
         self._coroutine = coroutine_class(self._root)
 
     def load(self, said: list[Any], decoder: Decoder) -> Any:
-        """What ``Decoder`` makes of an item that is no plain value. Raises WireError and what it catches."""
+        """Decode an item that is no plain value. Raises WireError and what ``Decoder`` catches."""
         tag = said[0]
         if tag == "o":
             return self._exports.own(said[1])

@@ -32,7 +32,7 @@ class Mailbox:
 
 
 class Conversation(threading.local):
-    """What a thread knows of its own."""
+    """One thread's own state."""
 
     def __init__(self) -> None:
         self.box: Mailbox | None = None

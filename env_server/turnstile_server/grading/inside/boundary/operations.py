@@ -40,7 +40,7 @@ ARITHMETIC: dict[str, Callable[..., Any]] = {
     "__pow__": pow,
     "__rpow__": _reflected(pow),
 }
-"""Of two operands."""
+"""Operations of two operands."""
 COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
     f"__{name}__": getattr(operator, name) for name in ("eq", "lt", "le", "gt", "ge")
 }

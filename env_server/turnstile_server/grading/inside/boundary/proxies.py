@@ -1,4 +1,4 @@
-"""What stands for an object of the other side: a real class for each of its classes, an instance for each object.
+"""Proxies for objects of the other side: a real class for each of its classes, an instance for each object.
 
 A proxy's class has the special methods that the class it stands for has, and the same bases, so ``isinstance``,
 ``len``, ``in``, ``with``, iteration and operators work. Attributes are asked for as they are used. A class of
@@ -35,7 +35,7 @@ _STAR = 2
 
 
 class Operators(Protocol):
-    """What proxies need of ``proxy_operators.ProxyOperators``."""
+    """The part of ``proxy_operators.ProxyOperators`` that proxies need."""
 
     def compare(self, name: str, own: Any, other: Any) -> Any: ...
 
@@ -55,7 +55,7 @@ class Operators(Protocol):
 
 
 class Asker(Protocol):
-    """What proxies need of ``peer.Peer``."""
+    """The part of ``peer.Peer`` that proxies need."""
 
     @property
     def operators(self) -> Operators: ...
@@ -69,7 +69,7 @@ class Asker(Protocol):
 
 
 class Origin:
-    """Where a proxy comes from. ``copies``: the built-in base of its class whose value it has, or None."""
+    """Origin of a proxy. ``copies``: the built-in base of its class whose value it has, or None."""
 
     __slots__ = ("apart", "copies", "given", "mixed", "number", "peer", "running")
 
@@ -84,7 +84,7 @@ class Origin:
         self.given = False
         """A class or a module that came as a result, where a test expects a value."""
         self.running: Generator[Any, Any, Any] | None = None
-        """Of a coroutine: its run, from the first ``send`` of an event loop on."""
+        """The run of a coroutine, from the first ``send`` of an event loop on."""
 
 
 def origin_of(value: Any) -> Origin | None:
@@ -268,7 +268,7 @@ class _Coroutine:
 
 
 def _marker(module: str, name: str) -> property:
-    """What ``iscoroutinefunction`` looks for. Private to asyncio and inspect, so it may not be there."""
+    """The marker that ``iscoroutinefunction`` looks for. Private to asyncio and inspect: it may be missing."""
     return property(lambda self: vars(sys.modules[module])[name] if module in sys.modules else None)
 
 

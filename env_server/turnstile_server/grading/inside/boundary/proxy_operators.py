@@ -1,4 +1,4 @@
-"""What operators on proxies give, and which answers of the other side are believed.
+"""Operators on proxies: their results, and the rules for which answers of the other side are believed.
 
 Where the rules are strict, the other side's object does not decide whether it equals a plain value or which number
 it is: such an answer would be the verdict itself.
@@ -34,7 +34,7 @@ _SETS: tuple[type, ...] = (set, frozenset, collections.Counter, type({}.keys()),
 
 
 class ProxyOperators:
-    """Of one side's proxies. ``strict``: as in its rules. ``other``: the other side, in words."""
+    """Operators of one side's proxies. ``strict``: as in its rules. ``other``: the other side, in words."""
 
     def __init__(self, peer: Asker, strict: bool, other: str) -> None:
         self._peer = peer
@@ -198,8 +198,8 @@ _NO_NUMBER, _NO_ZERO = "no number", "no 0"
 
 
 def _believed(other: Any) -> str | None:
-    """What is not believed of a difference to ``other``. Of a number or a time span nothing is said: a shift by it
-    is no distance. A set that the test names may be taken out of a larger one."""
+    """The numbers that are not believed of a difference to ``other``: any number, or 0 alone. None for a number or
+    a time span: a shift by it is no distance. A set that the test names may be taken out of a larger one."""
     if isinstance(other, _SETS):
         return _NO_ZERO
     if isinstance(other, datetime.date) or not (isinstance(other, numbers.Number) or type(other) in PLAIN):

@@ -67,8 +67,8 @@ class Service:
                 self.after_each()
 
     def crossing(self, error: BaseException) -> BaseException:
-        """What the other side gets for an exception that ended an operation. One of the boundary itself is kept,
-        to be raised again where the other side cannot catch it."""
+        """The exception that the other side gets for one that ended an operation. One of the boundary itself is
+        kept, to be raised again where the other side cannot catch it."""
         if isinstance(error, BoundaryError):
             self._peer.refused = self._peer.refused or error
             return RuntimeError(str(error))

@@ -32,13 +32,13 @@ MAX_DEPTH = 100
 MAX_ITEMS = 2_000_000
 """Values in one message."""
 MAX_BITS = 1 << 20
-"""Of an integer."""
+"""Bits of an integer, at most."""
 _SMALL = 1 << 60
 _LENGTH = struct.Struct("!I")
 
 
 class WireError(Exception):
-    """What cannot cross, or is not this format. A sentence."""
+    """Something cannot cross, or is not in this format. A sentence."""
 
 
 def _moment(one: datetime.datetime) -> list[Any]:

@@ -39,7 +39,7 @@ _MODULES = (
     "peer",
     "work_server",
 )
-"""What the work's process needs, in the order of their imports."""
+"""Modules of this package that the work's process needs, in the order of their imports."""
 BOOT = """
 import binascii, json, marshal, os, socket, sys, types
 connection = socket.socket(fileno=os.dup(0))
@@ -130,7 +130,7 @@ class WorkProcess:
 
     @property
     def failures(self) -> Failures:
-        """What a test's failures became. To be asked only where it was ``started``; its end does not matter."""
+        """Failures of tests that the work was told of. Ask only where the work was ``started``, ended or not."""
         assert self._peer is not None
         return self._peer.failures
 

@@ -135,7 +135,7 @@ def files_of(sample: Sample) -> dict[str, str]:
 
 
 def described(task: Task, sample: Sample, index: int) -> dict[str, Any]:
-    """What the server needs to know of a sample."""
+    """Description of a sample for the server: a task, or a problem."""
     whose = f"sample {sample.id or index}"
     sandbox = sample.sandbox or task.sandbox
     if sandbox is not None and sandbox.config is not None:

@@ -83,7 +83,7 @@ class Tasksets:
 
 
 def described(task: vf.Task, index: int) -> dict[str, Any]:
-    """What the server needs to know of a task."""
+    """Description of a task for the server: the task, or a problem."""
     data = task.data
     prompt = data.prompt_text
     if not prompt:

@@ -71,12 +71,12 @@ class Package:
         }
 
     def section(self, log: str) -> str:
-        """What the package reads: between the first two markers."""
+        """The part of a log that the package reads: between the first two markers."""
         _, _, rest = log.partition(self.start)
         return rest.partition(self.end)[0]
 
     def doubts(self, spec: Any, log: str) -> list[str]:
-        """How a log that resolves the instance contradicts itself."""
+        """Contradictions in a log that resolves the instance, a sentence for each."""
         found = []
         for marker in (self.start, self.end, self.exit_code):
             # The status is echoed, so bash's trace has it, too.
