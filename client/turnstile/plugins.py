@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 OURS: Final = "turnstile-rl"
 """The distribution of Turnstile."""
@@ -37,6 +37,15 @@ GROUPS: Final = {
     "turnstile.agents": "agent",
 }
 """Every group of parts, with the word for one part. Commands have groups of their own (``cli/commands.py``)."""
+
+RESERVED: Final = {
+    "turnstile.engines": {"none"},
+    "turnstile.call_formats": {"auto", "none"},
+    "turnstile.agents": {"external"},
+}
+"""Names by group that mean something else than a part."""
+
+T = TypeVar("T")
 
 _REFERENCE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
@@ -83,18 +92,27 @@ class Plugin:
             found: Any = import_module(module)
             for attribute in path.split("."):
                 found = getattr(found, attribute)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise BrokenPlugin(f"{self} cannot be loaded: {type(error).__name__}: {error}") from error
         return found
 
-    def create(self, *arguments: Any) -> Any:
-        """Calls the object with ``arguments`` and returns the result. Raises BrokenPlugin, whatever import and
-        call raise."""
-        made = self.load()
+    def create(self, protocol: type[T], *arguments: Any) -> T:
+        """What the object returns for ``arguments``. ``protocol``: what that must be, checked by its members.
+
+        Raises BrokenPlugin, whatever import and call raise, and for another object.
+        """
+        make = self.load()
         try:
-            return made(*arguments)
-        except Exception as error:
+            made = make(*arguments)
+        except (Exception, SystemExit) as error:
             raise BrokenPlugin(f"{self} cannot be made: {type(error).__name__}: {error}") from error
+        return self.checked(made, protocol)
+
+    def checked(self, made: object, protocol: type[T]) -> T:
+        """``made`` where it has the members of ``protocol``. Raises BrokenPlugin."""
+        if not isinstance(made, protocol):
+            raise BrokenPlugin(f"{self} cannot be used: it is a {type(made).__name__}, and no {protocol.__name__}")
+        return made
 
     def __str__(self) -> str:
         if self.distribution is None:
@@ -125,9 +143,9 @@ class Plugins:
         """The part that ``name``, or ``package.module:object``, stands for. Raises UnknownPlugin."""
         if is_reference(name):
             return Plugin(self.group, name, name)
-        found = [plugin for plugin in self.declared() if plugin.name == name]
-        if found:
-            return found[0]  # Turnstile's where it is one of several
+        found = _by_name(self.group, tuple(sys.path)).get(name)
+        if found is not None:
+            return found
         have = ", ".join((*self.names(), "package.module:object"))
         raise UnknownPlugin(f"there is no {self._word} {name!r}; there are {have}")
 
@@ -142,9 +160,15 @@ def _declared(group: str, path: tuple[str, ...]) -> tuple[Plugin, ...]:
     found = sorted(
         (_plugin(entry) for entry in entry_points(group=group)), key=lambda each: (not each.ours, each.name)
     )
-    ours = {plugin.name for plugin in found if plugin.ours}
+    ours = {plugin.name for plugin in found if plugin.ours} | RESERVED.get(group, set())
     times = Counter(plugin.name for plugin in found)
     return tuple(replace(each, conflict=_conflict(each, ours, times)) for each in found)
+
+
+@lru_cache(maxsize=len(GROUPS))
+def _by_name(group: str, path: tuple[str, ...]) -> dict[str, Plugin]:
+    """Of several declarations of a name the first, which is Turnstile's if one is."""
+    return {plugin.name: plugin for plugin in reversed(_declared(group, path))}
 
 
 def _plugin(entry: EntryPoint) -> Plugin:
@@ -157,7 +181,8 @@ def _plugin(entry: EntryPoint) -> Plugin:
 
 
 def _conflict(plugin: Plugin, ours: set[str], times: Counter[str]) -> str | None:
-    if plugin.ours or times[plugin.name] == 1:
+    if plugin.ours or (times[plugin.name] == 1 and plugin.name not in ours):
         return None
     owner = "Turnstile" if plugin.name in ours else "another package"
-    return f"{owner} declares the name {plugin.name!r} too; write {plugin.target} to use this one"
+    written = plugin.target + ("=SOURCE" if plugin.group == "turnstile.task_sources" else "")
+    return f"{owner} declares the name {plugin.name!r} too; write {written} to use this one"

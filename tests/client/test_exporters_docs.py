@@ -85,7 +85,7 @@ def test_the_exporter_of_the_page_gives_rows(launching_door: Door, capsys: pytes
 
 @pytest.mark.slow
 def test_the_format_of_the_page_writes_a_line_per_sample() -> None:
-    (code,) = examples("A further file format is one module and one line")
+    (code,) = examples("A further file format")
     names: dict[str, Any] = {}
     exec(compile(code, str(PAGE), "exec"), names)
     found = rollout(1.0, rows=2).samples

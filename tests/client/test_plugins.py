@@ -18,9 +18,10 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of ``sys.path`` with a module of parts."""
     (tmp_path / "acme_parts.py").write_text("class Part:\n    make = staticmethod(lambda: 7)\n\nVALUE = 1\n")
     (tmp_path / "acme_failing.py").write_text("raise RuntimeError('no licence')\n")
+    (tmp_path / "acme_leaving.py").write_text("raise SystemExit(3)\n")
     monkeypatch.syspath_prepend(tmp_path)
     yield tmp_path
-    for module in ("acme_parts", "acme_failing"):
+    for module in ("acme_parts", "acme_failing", "acme_leaving"):
         sys.modules.pop(module, None)
 
 
@@ -41,7 +42,9 @@ def test_a_declared_part_is_found_by_its_name_behind_those_that_ship(
     found = engines.find("acme")
     assert (found.distribution, found.target, found.ours) == ("acme-parts 1.2", "acme_parts:Part.make", False)
     assert "acme_parts" not in sys.modules, "a name is read without its code"
-    assert found.create() == 7
+    assert found.create(int) == 7
+    with pytest.raises(BrokenPlugin, match="it is a int, and no str"):
+        found.create(str)
 
 
 def test_a_reference_needs_no_declaration(site: Path) -> None:
@@ -62,6 +65,7 @@ def test_an_unknown_name_is_refused_with_those_that_there_are() -> None:
         ("acme_absent:Part", "ModuleNotFoundError: No module named 'acme_absent'"),
         ("acme_parts:Nobody", "AttributeError: .*Nobody"),
         ("acme_failing:Part", "RuntimeError: no licence"),
+        ("acme_leaving:Part", "SystemExit: 3"),
         ("acme_parts", "AttributeError"),
     ],
 )

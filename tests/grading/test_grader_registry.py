@@ -13,6 +13,7 @@ from installed_plugins import declare
 from turnstile.models import TaskRef
 from turnstile_server.backends import build_backends
 from turnstile_server.errors import StartupError, TaskFailed, Unprocessable
+from turnstile_server.grading.errors import GraderFailed
 from turnstile_server.grading.protocol import Component, ComponentGrader, GradingTools, Work
 from turnstile_server.grading.settings_check import grading_problem
 from turnstile_server.kinds.swe.options import END_MARKER, START_MARKER
@@ -77,6 +78,58 @@ def test_a_server_refuses_tasks_whose_grader_is_not_registered(tmp_path: Path) -
     inline = TaskRef.model_validate({"instruction": "x", "grading": {"brief": {}}})
     with pytest.raises(Unprocessable, match=r"task\.grading: there is no grader 'brief'"):
         backends.task_of(inline)
+
+
+class Unruly(BriefAnswer):
+    async def grade(self, task: Task, work: Work) -> Component:
+        if work.answer == "yes":
+            return Component(7.0)
+        raise SystemExit(3)
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"), [("yes", r"gives 7\.0 for 'brief', which is not in \[0, 1\]"), ("no", "SystemExit: 3")]
+)
+async def test_what_a_grader_of_a_package_must_not_do_is_no_reward(
+    answer: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    declare(monkeypatch, tmp_path / "site", "turnstile.graders", brief=f"{__name__}:Unruly")
+    with pytest.raises(GraderFailed, match=said) as failed:
+        await grader(None).grade(Task.model_validate(FIELDS), Work(answer=answer))
+    assert failed.value.detail["components"] == {"answer": float(answer == "yes")}
+    assert failed.value.detail["grader"] == "brief"
+
+
+NO_OPTIONS = object()
+
+
+@pytest.mark.parametrize(
+    ("grader", "said"),
+    [
+        (f"{__name__}:NO_OPTIONS", "its `Options` are no class derived from GraderOptions"),
+        ("absent_module:Grader", "No module named 'absent_module'"),
+        (f"{__name__}:BriefAnswer", "max_words: Input should be a valid integer"),
+    ],
+)
+def test_a_task_file_whose_grader_cannot_be_used_is_told_with_its_line(
+    tmp_path: Path, grader: str, said: str
+) -> None:
+    file = tmp_path / "t.jsonl"
+    entry = {"grader": grader, "max_words": "few"}
+    file.write_text("\n" + json.dumps({**FIELDS, "grading": {"short": entry}}) + "\n")
+    settings = Settings.model_validate({"data_dir": tmp_path / "data", "tasks": {"sources": [file]}})
+    with pytest.raises(StartupError) as failed:
+        build_backends(settings)
+    assert f"{file}:2: grading.short" in failed.value.message
+    assert said in failed.value.message
+
+
+def test_a_grader_of_a_package_that_is_no_grader_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    declare(monkeypatch, tmp_path / "site", "turnstile.graders", brief=f"{__name__}:NO_OPTIONS")
+    said = grading_problem(Task.model_validate(FIELDS), GradingSettings())
+    assert said is not None
+    assert "(acme-parts 1.2, " in said
+    assert "its `Options` are no class" in said
 
 
 LONG = {

@@ -25,6 +25,16 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = ROOT / "examples" / "parts"
 DISTRIBUTION = "turnstile-example-parts 1.0"
+CHECKED = {
+    "turnstile.dialects",
+    "turnstile.call_formats",
+    "turnstile.task_sources",
+    "turnstile.row_kinds",
+    "turnstile.graders",
+    "turnstile.agents",
+}
+"""Groups of which every server loads each part, or its doctor looks at more than whether it can be imported."""
+
 TEMPLATE = (
     "{% for tool in tools or [] %}<call>{{ tool.function.name }}</call>{% endfor %}"
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
@@ -177,14 +187,25 @@ def test_a_part_that_cannot_be_loaded_is_told_with_its_package_and_stops_nothing
     metadata = broken / "acme_parts-1.2.dist-info"
     metadata.mkdir(parents=True)
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-parts\nVersion: 1.2\n")
-    lines = [f"[{group}]\nacme = absent_module:Part\n" for group in GROUPS]
+    (broken / "acme_leaving.py").write_text("raise SystemExit(3)\n")
+    (broken / "acme_wrong.py").write_text("class Nothing:\n    pass\n")
+    lines = []
+    for group in GROUPS:
+        lines += [f"[{group}]", "acme = absent_module:Part", "leaving = acme_leaving:Part"]
+        lines += ["nothing = acme_wrong:Nothing"] if group in CHECKED else []
     (metadata / "entry_points.txt").write_text("\n".join(lines))
     used = Used(Path(f"{installed.site}{os.pathsep}{broken}"), installed.folder)
     listed = used.turnstile("doctor", "--parts")
     assert listed.returncode == 1
     told = [line for line in listed.stdout.splitlines() if "FAILED" in line]
-    assert len(told) == len(GROUPS)
-    assert all("acme-parts 1.2" in line and "No module named 'absent_module'" in line for line in told)
+    assert len(told) == 2 * len(GROUPS) + len(CHECKED)
+    assert all("acme-parts 1.2" in line for line in told)
+    for said, times in (
+        ("No module named 'absent_module'", len(GROUPS)),
+        ("SystemExit: 3", len(GROUPS)),
+        ("acme_wrong:Nothing", len(CHECKED)),
+    ):
+        assert sum(said in line for line in told) == times
     for flag in ("--engine", "--sandbox"):
         done = used.turnstile("serve", "--model", "tiny", flag, "acme", "--data-dir", used.folder / "none")
         assert done.returncode != 0

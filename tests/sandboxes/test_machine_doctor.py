@@ -14,6 +14,7 @@ import pytest
 from sandbox_providers import Backend
 
 from local import TURNSTILE
+from turnstile.plugins import GROUPS
 from turnstile_server.sandboxes.local import diagnosis
 from turnstile_server.sandboxes.protocol import Command, ExecResult, Process, SandboxProvider, SandboxSpec, User
 from turnstile_server.settings import Settings
@@ -103,7 +104,7 @@ async def test_a_machine_without_isolation_fails_and_is_not_attacked(
     assert not report.passed
     assert (first.name, first.passed) == ("sandboxes", False)
     assert "NO ISOLATION" in first.text
-    assert [each.name for each in others] == ["descriptors", "journal"]
+    assert [each.name for each in others] == ["descriptors", "journal", *GROUPS.values()]
     report = await check_machine(Settings(data_dir=tmp_path, sandboxes={"kind": "local"}))
     assert "there is no bwrap" in report.findings[0].text
 
@@ -119,6 +120,7 @@ async def test_a_sandbox_that_ends_while_it_is_tried_fails_and_keeps_what_was_fo
     report = await check_machine(Settings(data_dir=tmp_path, sandboxes={"kind": "local", "run_dir": run_dir}))
     assert [(each.name, each.passed) for each in report.findings] == [
         ("sandboxes", True), ("kernel", None), ("held", False), ("descriptors", None), ("journal", True),
+        *((word, None) for word in GROUPS.values()),
     ]  # fmt: skip
     assert not report.passed
     assert os.listdir(run_dir) == []

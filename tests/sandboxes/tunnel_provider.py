@@ -21,6 +21,7 @@ from turnstile_server.sandboxes.protocol import (
     MADE_AT_ONCE,
     Command,
     ExecResult,
+    ImageFacts,
     Process,
     ProviderSetup,
     SandboxSpec,
@@ -119,6 +120,7 @@ class TunnelProvider:
     isolated = False
     description = "tunnel: a process on this machine, without isolation"
     missing: str | None = None
+    carries_runtime = False
 
     def __init__(self, setup: ProviderSetup) -> None:
         self._agents: AgentEndpoint | None = None
@@ -135,6 +137,9 @@ class TunnelProvider:
         tunnel = Tunnel(await anyio.create_tcp_listener(local_host="127.0.0.1"), listener)
         self.made.append(TunnelSandbox(len(self.made), listener, tunnel, self._tasks))
         return self.made[-1]
+
+    async def image_facts(self, image: str | None) -> ImageFacts | None:
+        return None
 
     async def close(self) -> None:
         for sandbox in self.made:

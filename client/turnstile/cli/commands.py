@@ -71,7 +71,7 @@ class CommandGroup(typer.core.TyperGroup):
     def _added_command(self, entry: EntryPoint) -> Any:
         try:
             loaded = entry.load()
-        except (ImportError, AttributeError):
+        except (Exception, SystemExit):  # noqa: BLE001 - other people's code may raise anything
             summary = "Cannot be imported; calling it says what to install."
             return _LateCommand(entry.name, entry.value, summary, entry)
         if isinstance(loaded, tuple):

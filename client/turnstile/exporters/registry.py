@@ -44,10 +44,12 @@ def writer_of(name: str) -> Writer:
         found: Writer = vars(import_module(module))[function]
     except ImportError as error:
         if wanted.extra is None:
-            raise
+            raise errors.InvalidRequest(f"--format {name}: {wanted.writer} cannot be imported: {error}") from error
         raise errors.InvalidRequest(
             f"--format {name} needs {error.name}: pip install 'turnstile-rl[{wanted.extra}]'"
         ) from error
+    except KeyError:
+        raise errors.InvalidRequest(f"--format {name}: there is no {wanted.writer}") from None
     return found
 
 

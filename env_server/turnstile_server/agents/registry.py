@@ -80,8 +80,9 @@ def load_registry(further: Sequence[Path | str] = ()) -> AgentRegistry:
         try:
             loading.add_plugin(plugin)
         except StartupError as error:
-            broken[plugin.name] = error.message
-            _LOG.warning("%s; it is not launched here", error.message)
+            said = error.message if str(plugin) in error.message else f"{plugin} cannot be used: {error.message}"
+            broken[plugin.name] = said
+            _LOG.warning("%s; it is not launched here", said)
     for place in further:
         if is_reference(str(place)):
             loading.add([path_of(AGENTS.find(str(place)))], str(place))

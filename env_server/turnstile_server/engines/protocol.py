@@ -1,8 +1,8 @@
 """The seam to inference: token ids in, token ids and logprobs out.
 
 An engine never tokenizes. A call is named by its ``rid``. Closing the iterator of ``generate`` early aborts the
-call on the engine. A new engine is one module with a class like ``Engine`` and a function
-``create(context: EngineContext) -> Engine``, and one line in ``engines/registry.py``.
+call on the engine. A new engine is a class like ``Engine`` and an entry point of ``turnstile.engines``: the class,
+or a function ``create(context: EngineContext) -> Engine``.
 """
 
 from __future__ import annotations

@@ -8,11 +8,12 @@ imports none.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
-from turnstile.plugins import BrokenPlugin, Plugins, UnknownPlugin
+from turnstile.plugins import Plugin, PluginError, Plugins, UnknownPlugin
 from turnstile_server.engines.protocol import Engine, EngineContext
 from turnstile_server.engines.tokenizer_probe import TokenizerProbe
 from turnstile_server.errors import StartupError
@@ -55,14 +56,33 @@ def create_engine(
     if settings.url is not None and not settings.url.startswith(("http://", "https://")):
         raise StartupError(f"--engine-url {settings.url!r} is no URL: it must begin with http:// or https://.")
     try:
-        create: Callable[[EngineContext], Engine] = ENGINES.load(settings.kind)
-    except BrokenPlugin as error:
+        plugin = ENGINES.find(settings.kind)
+        create: Callable[[EngineContext], Engine] = partial(_created, plugin)
+        plugin.load()
+    except PluginError as error:
         raise StartupError(f"engine.kind: {error}") from error
     context = EngineContext(settings, model_dir, expected_tokenizer)
     if launch is not None and launch.enabled:
         launched: Engine = _launched()(context, launch, create, tell, replica)
         return launched
     return create(context)
+
+
+def _created(plugin: Plugin, context: EngineContext) -> Engine:
+    """Raises StartupError, as the engine does, and where it fails otherwise."""
+    make = plugin.load()
+    try:
+        made: Engine = make(context)
+    except StartupError:
+        raise
+    except (Exception, SystemExit) as error:
+        if plugin.ours:
+            raise
+        raise StartupError(f"engine.kind: {plugin} cannot be made: {type(error).__name__}: {error}") from error
+    if not plugin.ours and Engine not in type(made).__mro__:
+        why = f"it makes a {type(made).__name__}, which does not derive from Engine"
+        raise StartupError(f"engine.kind: {plugin} cannot be used: {why}")
+    return made
 
 
 def _launched() -> Any:

@@ -273,7 +273,7 @@ class CallPipeline:
             turn_id=call.turn_id,
             episode_id=session.episode_id,
             request_key=call.request_key,
-            template_hash=self._renderer.template_hash,
+            renderer=self._renderer,
             prompt=prompt,
             sampling=sampling_used(pinned, sampling),
         )

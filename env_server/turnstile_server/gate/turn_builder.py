@@ -37,6 +37,7 @@ from turnstile.models import (
 )
 from turnstile_server.capture import CallMatch, Node
 from turnstile_server.capture.keys import SYSTEM_ROLES
+from turnstile_server.engines.call_checks import check_sampled
 from turnstile_server.engines.protocol import EngineCapabilities, EngineChunk, EngineFinish, EngineSampling
 from turnstile_server.engines.weight_spans import WeightSpans
 from turnstile_server.errors import EngineProtocolError
@@ -226,7 +227,7 @@ class TurnBuilder:
     turn_id: str
     episode_id: str
     request_key: str
-    template_hash: str
+    renderer: Renderer
     prompt: Prompt
     sampling: SamplingUsed
     finish: EngineFinish | None = None
@@ -250,12 +251,11 @@ class TurnBuilder:
         the call asked for: such an engine may never stop, and the episode's limits would not hold.
         """
         self.context.stopwatch.sampled()
-        self.count += len(chunk.ids)
+        size = len(chunk.ids)
+        self.count += size
         self.given_up += chunk.given_up
-        if len(chunk.logprobs) != len(chunk.ids):
-            raise EngineProtocolError(
-                f"the engine gave {len(chunk.logprobs)} logprobs for {len(chunk.ids)} tokens"
-            )
+        if len(chunk.logprobs) != size:
+            raise EngineProtocolError(f"the engine gave {len(chunk.logprobs)} logprobs for {size} tokens")
         if self.count > self.sampling.max_new_tokens:
             raise EngineProtocolError(
                 f"the engine gave more tokens than the {self.sampling.max_new_tokens} that it was asked for"
@@ -264,9 +264,9 @@ class TurnBuilder:
             raise EngineProtocolError("the engine gave a logprob that is not finite")
         self._ids.append(chunk.ids)
         self._logprobs.append(chunk.logprobs)
-        self.kept += len(chunk.ids)
-        self.pieces += len(chunk.ids) > 0
-        self._weights.add(len(chunk.ids), chunk.weight_version, chunk.stale_kv)
+        self.kept += size
+        self.pieces += size > 0
+        self._weights.add(size, chunk.weight_version, chunk.stale_kv)
         self.finish = chunk.finish or self.finish
 
     def turn(
@@ -281,6 +281,10 @@ class TurnBuilder:
         Raises EngineProtocolError when what the engine said contradicts itself.
         """
         context, prompt, watch = self.context, self.prompt, self.context.stopwatch
+        ids, logprobs = _joined(self._ids, np.int32), _joined(self._logprobs, np.float32)
+        check_sampled(ids, logprobs, self.renderer.vocab_size, finish_reason, self.finish)
+        # A new root was fed the whole conversation, so the whole conversation is its new messages.
+        new = context.request.messages if prompt.parent is None else context.match.new_messages
         fields: dict[str, Any] = {
             "turn_id": self.turn_id,
             "episode_id": self.episode_id,
@@ -288,8 +292,8 @@ class TurnBuilder:
             "seq": seq,
             "dialect": context.dialect,
             "context_ids": prompt.context_ids,
-            "completion_ids": _joined(self._ids, np.int32),
-            "logprobs": _joined(self._logprobs, np.float32),
+            "completion_ids": ids,
+            "logprobs": logprobs,
             # A reply that was cut before its finish has the versions that its chunks named.
             "weight_spans": self._weights.spans if self.finish is None else self.finish.weight_spans,
             "routed_experts": None if self.finish is None else self.finish.routed_experts,
@@ -297,13 +301,10 @@ class TurnBuilder:
             "stop_string": self._stop_string(),
             "sampling": self._sampling(),
             "asked_sampling": dict(context.request.asked),
-            "template_hash": self.template_hash,
+            "template_hash": self.renderer.template_hash,
             "tools_key": context.tools_key,
             "request_key": self.request_key,
-            # A new root was fed the whole conversation, so the whole conversation is its new messages.
-            "new_messages": tuple(
-                context.request.messages if prompt.parent is None else context.match.new_messages
-            ),
+            "new_messages": tuple(new),
             "reply": reply,
             "break": prompt.broken,
             "parse_status": tuple(parse_status),

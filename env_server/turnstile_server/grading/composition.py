@@ -15,6 +15,7 @@ from turnstile_server.errors import TaskFailed
 from turnstile_server.grading.errors import GraderFailed, RewardInvalid
 from turnstile_server.grading.protocol import Component, Grade
 from turnstile_server.tasks.model import Task
+from turnstile_server.tasks.part import GraderOptions
 from turnstile_server.tasks.reward import RewardGate
 
 
@@ -60,6 +61,11 @@ class Composition:
                 )
             if not math.isfinite(value):
                 raise GraderFailed(f"the grader {grader!r} gives {value} for {name!r}, which is not finite")
+            if not 0.0 <= value <= 1.0 and self._is_unit(grader):
+                raise GraderFailed(
+                    f"the grader {grader!r} gives {value} for {name!r}, which is not in [0, 1]; graders of other "
+                    "values say `parts = True` in their options"
+                )
             self._values[name] = value
             of_grader = 0.0 if name not in given else self._rules.weights.get(grader, 1.0)
             self._weights[name] = self._rules.weights.get(name, of_grader)
@@ -68,6 +74,10 @@ class Composition:
         self._summary += component.summary
         self._spoiled |= component.spoiled
         self._look_at_gates(grader, component, given)
+
+    def _is_unit(self, grader: str) -> bool:
+        entry = self._task.grading.get(grader)
+        return isinstance(entry, GraderOptions) and not entry.parts
 
     def _look_at_gates(self, grader: str, component: Component, given: dict[str, float]) -> None:
         known = {**given, **component.extra, grader: component.value}

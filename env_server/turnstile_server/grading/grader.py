@@ -7,7 +7,9 @@ is not 0.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,15 +19,18 @@ import anyio
 from turnstile.models import LeftOut, SpanKind, WorkDiff
 from turnstile_server.errors import TaskFailed, TurnstileError
 from turnstile_server.grading.composition import Composition
+from turnstile_server.grading.errors import GraderFailed
 from turnstile_server.grading.package_processes import PackageProcesses
 from turnstile_server.grading.protocol import Component, ComponentGrader, Grade, GradingTools, Shared, Work
-from turnstile_server.grading.registry import create_grader, unknown_graders
+from turnstile_server.grading.registry import create_grader, is_ours, unknown_graders
 from turnstile_server.grading.retries import with_retries
 from turnstile_server.grading.work_diff import WorkDiffer
 from turnstile_server.sandboxes.protocol import SandboxProvider, SandboxSpec
 from turnstile_server.settings import GradingSettings, TaskSettings
 from turnstile_server.spans import nested
 from turnstile_server.tasks.model import Task
+
+_LOG = logging.getLogger(__name__)
 
 
 class TaskGrader:
@@ -66,7 +71,9 @@ class TaskGrader:
                 not_run.append(name)
                 continue
             try:
-                grade = partial(_tried, name, create_grader(task, name, tools), task, work)
+                with _typed(task, name):
+                    grader = create_grader(task, name, tools)
+                grade = partial(_tried, name, grader, task, work)
                 made.add(name, await with_retries(grade, self._settings))
             except TurnstileError as error:
                 raise _with_evidence(error, name, made) from error.__cause__
@@ -85,11 +92,26 @@ class TaskGrader:
 
 
 async def _tried(name: str, grader: ComponentGrader, task: Task, work: Work) -> Component:
+    """Raises GraderFailed for whatever a grader of another package raises beside typed errors."""
     with nested(work.span, SpanKind.GRADER, name) as span:
-        component = await grader.grade(task, replace(work, span=span))
+        with _typed(task, name):
+            component = await grader.grade(task, replace(work, span=span))
         if span is not None:
             span.note(value=component.value)
         return component
+
+
+@contextmanager
+def _typed(task: Task, name: str) -> Iterator[None]:
+    try:
+        yield
+    except TurnstileError:
+        raise
+    except (Exception, SystemExit) as error:
+        if is_ours(task, name):
+            raise
+        _LOG.exception("the grader %r failed", name)
+        raise GraderFailed(f"the grader {name!r} failed: {type(error).__name__}: {error}") from error
 
 
 def _with_evidence(error: TurnstileError, grader: str | None, made: Composition) -> TurnstileError:

@@ -26,7 +26,8 @@ class Work:
     """The work that an agent left behind."""
 
     archive: bytes | None = None
-    """Tar of the work folder, as ``Sandbox.download`` gave it; never opened on the host. None: no sandbox."""
+    """Tar of the work folder, as ``Sandbox.download`` gave it; never opened on the host. None: no sandbox, or no
+    grader of the task reads the work (``GraderOptions.reads_work``)."""
     answer: str | None = None
     """The last answer that was submitted; None: none was."""
     world_scores: Mapping[str, float] | None = None

@@ -12,7 +12,7 @@ from typing import Any
 from turnstile.plugins import PluginError, is_reference
 from turnstile_server.errors import TaskFailed
 from turnstile_server.grading.protocol import ComponentGrader, GradingTools
-from turnstile_server.tasks.grader_options import GRADERS, kind_of
+from turnstile_server.tasks.grader_options import GRADERS, kind_of, options_of
 from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.part import GraderOptions
 
@@ -27,7 +27,7 @@ def unknown_graders(task: Task) -> str | None:
             kind = name if entry is None else kind_of(name, entry)
             if is_reference(kind):
                 return f"grading: the grader {kind!r} of {name!r} is code, which only a task file may name"
-            GRADERS.load(kind)
+            options_of(kind)
         except PluginError as error:
             return f"grading: {error}"
         if entry is not None:
@@ -43,3 +43,9 @@ def create_grader(task: Task, name: str, tools: GradingTools) -> ComponentGrader
     except PluginError as error:
         raise TaskFailed(f"Task {task.id} cannot be graded: {error}") from error
     return made
+
+
+def is_ours(task: Task, name: str) -> bool:
+    """True where the grader of the task's component ``name`` is Turnstile's."""
+    entry = task.grading.get(name)
+    return not isinstance(entry, GraderOptions) or GRADERS.find(entry.grader).ours

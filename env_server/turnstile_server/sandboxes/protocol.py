@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from turnstile_server.egress.log import NetworkLog
 from turnstile_server.egress.policy import NetworkPhase, NetworkPolicy
@@ -275,6 +275,7 @@ class ImageFacts:
     """Bytes on the backend's disk."""
 
 
+@runtime_checkable
 class SandboxProvider(Protocol):
     """A sandbox backend: makes sandboxes, and knows what it made."""
 

@@ -7,9 +7,7 @@ and ``create`` of the provider says what to install or to set.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from turnstile.plugins import PluginError, Plugins
+from turnstile.plugins import BrokenPlugin, Plugin, PluginError, Plugins
 from turnstile_server.errors import StartupError
 from turnstile_server.sandboxes.pool import SandboxPool
 from turnstile_server.sandboxes.protocol import ProviderSetup, SandboxProvider
@@ -22,9 +20,21 @@ def create_provider(setup: ProviderSetup) -> SandboxProvider:
     with ``auto`` and ``none`` it does not.
     """
     try:
-        create: Callable[[ProviderSetup], SandboxProvider] = Plugins("turnstile.sandboxes").load(
-            setup.settings.kind
-        )
+        plugin = Plugins("turnstile.sandboxes").find(setup.settings.kind)
+        provider = plugin.checked(_created(plugin, setup), SandboxProvider)  # type: ignore[type-abstract]
     except PluginError as error:
         raise StartupError(f"sandboxes.kind: {error}") from error
-    return SandboxPool(create(setup), setup.settings)
+    return SandboxPool(provider, setup.settings)
+
+
+def _created(plugin: Plugin, setup: ProviderSetup) -> object:
+    """Raises StartupError, as a backend does, and BrokenPlugin where one of another package fails otherwise."""
+    make = plugin.load()
+    try:
+        return make(setup)
+    except StartupError:
+        raise
+    except (Exception, SystemExit) as error:
+        if plugin.ours:
+            raise
+        raise BrokenPlugin(f"{plugin} cannot be made: {type(error).__name__}: {error}") from error

@@ -21,7 +21,7 @@ from pydantic import (
     model_validator,
 )
 
-from turnstile.plugins import PluginError, Plugins, is_reference
+from turnstile.plugins import BrokenPlugin, PluginError, Plugins, is_reference
 from turnstile_server.tasks.part import GraderOptions
 
 GRADERS: Final = Plugins("turnstile.graders")
@@ -84,6 +84,23 @@ class RegexOptions(GraderOptions):
         return self
 
 
+def options_of(kind: str) -> type[GraderOptions] | None:
+    """The model of a grader's options; None: only a field of a task asks for it.
+
+    Raises UnknownPlugin, and BrokenPlugin also for an object that is no grader.
+    """
+    plugin = GRADERS.find(kind)
+    grader = plugin.load()
+    try:
+        options = grader.Options
+        if options is None or issubclass(options, GraderOptions):
+            found: type[GraderOptions] | None = options
+            return found
+    except (AttributeError, TypeError):
+        pass
+    raise BrokenPlugin(f"{plugin} cannot be used: its `Options` are no class derived from GraderOptions")
+
+
 def _checked(entry: object, info: ValidationInfo) -> object:
     """The entry as its grader's options, where that is known. A reference in text that may name no code stays."""
     if not isinstance(entry, Mapping):
@@ -94,10 +111,19 @@ def _checked(entry: object, info: ValidationInfo) -> object:
     if not isinstance(kind, str) or (is_reference(kind) and not (info.context or {}).get("may_name_code")):
         return dict(entry)
     try:
-        options: type[GraderOptions] | None = GRADERS.load(kind).Options
-    except PluginError:
+        options = options_of(kind)
+    except PluginError as error:
+        if is_reference(kind):
+            raise ValueError(str(error)) from error
         return dict(entry)  # told by grading/registry.py
-    return dict(entry) if options is None else options.of_entry(entry)
+    if options is None:
+        return dict(entry)
+    try:
+        return options.of_entry(entry)
+    except ValueError:  # pydantic's ValidationError is one
+        raise
+    except Exception as error:
+        raise ValueError(f"{GRADERS.find(kind)} fails on its options: {type(error).__name__}: {error}") from error
 
 
 GradingEntry: TypeAlias = Annotated[
@@ -125,7 +151,7 @@ def gather_graders(fields: dict[str, Any], own: Collection[str]) -> dict[str, An
 def options_in_field(name: str) -> type[GraderOptions] | None:
     """The options that a task may write as a field ``name``; None: there is no such grader."""
     try:
-        options: type[GraderOptions] | None = GRADERS.load(name).Options
+        options = options_of(name)
     except PluginError:
         return None
     return options if options is not None and options.in_field else None

@@ -54,10 +54,12 @@ def task_from_ref(ref: TaskRef, *, allow_inline: bool) -> Task:
         )
     for name, entry in task.grading.items():
         if host_code_of(entry) is not None:
-            field = "target" if isinstance(entry, GraderOptions) else "grader"
+            field, instead = "grader", "name an installed one"
+            if isinstance(entry, GraderOptions):
+                field, instead = "target", "name one of the settings' `grading.functions`"
             raise Unprocessable(
-                f"task.grading.{name}.{field}: an inline task names no code of the server's machine; name one of "
-                "the settings' `grading.functions`, or put the task into a task file (tasks.sources)."
+                f"task.grading.{name}.{field}: an inline task names no code of the server's machine; {instead}, "
+                "or put the task into a task file (tasks.sources)."
             )
     for name, files in _files(task):
         if files is not None and files.folder is not None:

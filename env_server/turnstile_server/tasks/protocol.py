@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from turnstile_server.settings import TaskSettings
 from turnstile_server.tasks.model import Task
@@ -95,6 +95,7 @@ class Recognition(IntEnum):
     """It takes whatever no other source recognises."""
 
 
+@runtime_checkable
 class TaskSource(Protocol):
     """A kind of task source: files, a data set, a hub. One object serves every SOURCE string of its kind."""
 

@@ -8,7 +8,7 @@ any path. ``package.module:object=SOURCE`` names the task source itself, which n
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -43,7 +43,7 @@ def load_tasks(sources: Sequence[str | Path], settings: TaskSettings | None = No
     installed = installed_sources()
     for given in map(str, sources or [SHIPPED]):
         kind, source = _chosen(given, installed)
-        for found in kind.load(source, settings):
+        for found in _loaded(kind, source, settings):
             if isinstance(found, FoundTask | StoredTask):
                 task = found.task if isinstance(found, FoundTask) else found
                 first = defined.setdefault(task.id, found)
@@ -73,7 +73,7 @@ def installed_sources() -> list[TaskSource]:
     found: list[tuple[int, TaskSource]] = []
     for plugin in TASK_SOURCES.declared():
         try:
-            source: TaskSource = plugin.create()
+            source = plugin.create(TaskSource)  # type: ignore[type-abstract]
         except BrokenPlugin as error:
             _LOG.warning("%s; no tasks are loaded by it", error)
         else:
@@ -85,11 +85,32 @@ def _chosen(given: str, installed: Sequence[TaskSource]) -> tuple[TaskSource, st
     """The task source of a SOURCE, and what it loads. Raises StartupError for a reference that is broken."""
     name, equals, source = given.partition("=")
     if not (equals and is_reference(name)):
-        return next(kind for kind in installed if kind.recognises(given)), given
+        return next(kind for kind in installed if _recognises(kind, given)), given
     try:
-        return TASK_SOURCES.find(name).create(), source
+        return TASK_SOURCES.find(name).create(TaskSource), source  # type: ignore[type-abstract]
     except BrokenPlugin as error:
         raise StartupError(f"tasks.sources: {error}") from error
+
+
+def _loaded(
+    kind: TaskSource, source: str, settings: TaskSettings
+) -> Iterator[FoundTask | StoredTask | TaskProblem]:
+    """What the task source finds; a failure of another package's is one more problem."""
+    try:
+        yield from kind.load(source, settings)
+    except Exception as error:
+        if type(kind).__module__.startswith(f"{__package__.partition('.')[0]}."):
+            raise
+        name = f"{type(kind).__module__}:{type(kind).__qualname__}"
+        yield TaskProblem(source, None, None, f"the task source {name} failed: {type(error).__name__}: {error}")
+
+
+def _recognises(kind: TaskSource, source: str) -> bool:
+    try:
+        return kind.recognises(source)
+    except Exception:  # noqa: BLE001 - other people's code may raise anything, and keeps no other source out
+        _LOG.exception("the task source %s cannot tell whether %r is its own", type(kind).__qualname__, source)
+        return False
 
 
 def _twice(task_id: str, found: FoundTask | StoredTask, first: str) -> TaskProblem:

@@ -11,12 +11,16 @@ from turnstile.plugins import GROUPS, BrokenPlugin, Plugin, Plugins
 from turnstile_server.agents.registry import AGENTS, load_registry
 from turnstile_server.errors import StartupError
 from turnstile_server.gate.dialects.registry import DIALECTS, load_dialect
+from turnstile_server.rendering.call_formats.protocol import CallFormat
 from turnstile_server.rendering.call_formats.registry import CALL_FORMATS
+from turnstile_server.tasks.grader_options import GRADERS, options_of
+from turnstile_server.tasks.protocol import TaskSource
 from turnstile_server.tasks.registry import TASK_SOURCES
+from turnstile_server.tasks.rows.kinds import ROW_KINDS, table_of
 from turnstile_server.testing.doctor import Finding
 
-_MADE_OF_NOTHING: Final = {CALL_FORMATS.group, TASK_SOURCES.group}
-"""Groups whose objects are called without arguments."""
+_MADE_OF_NOTHING: Final[dict[str, type[object]]] = {CALL_FORMATS.group: CallFormat, TASK_SOURCES.group: TaskSource}
+"""Protocols of the results of objects that are called without arguments, by group."""
 
 
 def installed_parts() -> list[Finding]:
@@ -46,7 +50,11 @@ def _of_others(word: str, plugin: Plugin, not_launched: dict[str, str]) -> Findi
         if plugin.group == DIALECTS.group and plugin.conflict is None:
             load_dialect(plugin.name)
         elif plugin.group in _MADE_OF_NOTHING:
-            plugin.create()
+            plugin.create(_MADE_OF_NOTHING[plugin.group])
+        elif plugin.group == GRADERS.group and plugin.conflict is None:
+            options_of(plugin.name)
+        elif plugin.group == ROW_KINDS.group:
+            table_of(plugin)
         else:
             plugin.load()
     except (BrokenPlugin, StartupError) as error:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from turnstile.models import Message, Tool
 from turnstile_server.capture.keys import OfferedTools
@@ -195,6 +195,7 @@ class StreamWriter(Protocol):
 EVENT_STREAM = "text/event-stream; charset=utf-8"
 
 
+@runtime_checkable
 class Dialect(Protocol):
     """A wire format. Pure and stateless: one instance serves all episodes at once."""
 

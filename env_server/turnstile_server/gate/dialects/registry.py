@@ -12,7 +12,7 @@ from typing import Final
 
 from turnstile.plugins import BrokenPlugin, Plugin, PluginError, Plugins, is_reference
 from turnstile_server.errors import StartupError
-from turnstile_server.gate.dialects.base import Dialect
+from turnstile_server.gate.dialects.base import Dialect, Endpoint
 
 DIALECTS: Final = Plugins("turnstile.dialects")
 
@@ -58,9 +58,9 @@ def load_dialects(further: Iterable[str] = ()) -> tuple[Dialect, ...]:
 
 def _created(plugin: Plugin) -> Dialect:
     """Raises BrokenPlugin."""
-    dialect: Dialect = plugin.create()
+    dialect = plugin.create(Dialect)  # type: ignore[type-abstract]
     if not is_reference(plugin.name) and dialect.name != plugin.name:
-        raise BrokenPlugin(
-            f"{plugin} cannot be used: its name is {dialect.name!r}, and not that of its declaration"
-        )
+        raise BrokenPlugin(f"{plugin} cannot be used: its name is {dialect.name!r}, not that of its declaration")
+    for each in dialect.endpoints:
+        plugin.checked(each, Endpoint)
     return dialect

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from turnstile.models import ParseStatus, ToolCall
 
 
+@runtime_checkable
 class CallFormat(Protocol):
     """The form of one tool call in a model's text. Pure and stateless: one instance serves all calls at once."""
 

@@ -30,19 +30,21 @@ def call_format(name: str, templates: Iterable[str]) -> CallFormat | None:
     if name == "auto":
         return _asked_for("\n".join(templates))
     try:
-        found: CallFormat = CALL_FORMATS.find(name).create()
+        return CALL_FORMATS.find(name).create(CallFormat)  # type: ignore[type-abstract]
     except PluginError as error:
         raise StartupError(f"rendering.tool_format: {error}") from error
-    return found
 
 
 def _asked_for(template: str) -> CallFormat | None:
     for plugin in CALL_FORMATS.declared():
         try:
-            found: CallFormat = plugin.create()
+            found = plugin.create(CallFormat)  # type: ignore[type-abstract]
         except BrokenPlugin as error:
             _LOG.warning("%s; no model's calls are read by it", error)
             continue
-        if found.asked_by(template):
-            return found
+        try:
+            if found.asked_by(template):
+                return found
+        except Exception:  # noqa: BLE001 - other people's code may raise anything, and keeps no model from its format
+            _LOG.exception("%s cannot tell whether a chat template asks for it", plugin)
     return None

@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, runtime_checkable
 
-from turnstile.plugins import BrokenPlugin, Plugins
+from turnstile.plugins import BrokenPlugin, Plugin, Plugins
 from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.rows.files import Row
 from turnstile_server.tasks.rows.options import RowMapping
@@ -55,6 +55,7 @@ class RowFields:
     columns: Mapping[str, str] = field(default_factory=dict)
 
 
+@runtime_checkable
 class RowKind(Protocol):
     """The rows of one data set. Pure and stateless."""
 
@@ -109,8 +110,7 @@ class RowKinds:
     @classmethod
     def named(cls, reference: str) -> RowKinds:
         """The table, or the one kind, at ``package.module:object``. Raises BrokenPlugin."""
-        found = ROW_KINDS.find(reference).load()
-        return cls(found if isinstance(found, tuple) else (found,))
+        return cls(table_of(ROW_KINDS.find(reference)))
 
     @classmethod
     def installed(cls) -> RowKinds:
@@ -118,7 +118,7 @@ class RowKinds:
         kinds: list[RowKind] = []
         for plugin in ROW_KINDS.declared():
             try:
-                kinds += plugin.load()
+                kinds += table_of(plugin)
             except BrokenPlugin as error:
                 _LOG.warning("%s; no rows are read by it", error)
         return cls((*kinds, PlainRows()))
@@ -135,3 +135,10 @@ class RowKinds:
         columns = row.keys()
         kinds = self._by_name.values()
         return next((kind for kind in kinds if kind.marks <= columns and not kind.without & columns), None)
+
+
+def table_of(plugin: Plugin) -> list[RowKind]:
+    """The kinds of a table, or the one kind that it is. Raises BrokenPlugin."""
+    found = plugin.load()
+    each = found if isinstance(found, tuple) else (found,)
+    return [plugin.checked(kind, RowKind) for kind in each]  # type: ignore[type-abstract]
