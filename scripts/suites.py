@@ -32,9 +32,9 @@ class Suite:
     """Tests that bear one of ``any_of`` (where it names some) and none of ``none_of``.
 
     ``share`` says how processes get their tests: `load` one by one, so that each collects all of them;
-    `loadfile` a module at a time; `loadgroup` by their real engine, which then loads once; `folders` by its part
-    of the modules, which is all that a process collects (tests/collection.py). ``only``: modules instead of
-    those that the markers lead to; ``also``: further ones of `make everything`.
+    `loadfile` a module at a time, where its tests share what one of them changes, such as an engine's weights;
+    `folders` by its part of the modules, which is all that a process collects (tests/collection.py). ``only``:
+    modules instead of those that the markers lead to; ``also``: further ones of `make everything`.
     """
 
     any_of: frozenset[str] = frozenset()
@@ -104,7 +104,7 @@ SUITES = {
     # What a container played is looked at by the next test of its module.
     "container": Suite(markers("container"), share="loadfile"),
     "agents": Suite(markers("agents"), REAL_ENGINES, processes=3),
-    "engines": Suite(REAL_ENGINES, markers("container"), share="loadgroup"),
+    "engines": Suite(REAL_ENGINES, markers("container"), share="loadfile"),
 }
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from figures import module_seconds
-from suites import REAL_ENGINES, SUITES
+from suites import SUITES
 from test_sources import ROOT, possible_markers
 
 MODULE_S = 0.5
@@ -55,13 +55,6 @@ def named_modules(config: pytest.Config) -> list[Path]:
     """The test modules that the command line names, by themselves or by their folders."""
     named = [config.invocation_params.dir / word for word in config.args]
     return sorted({module for path in named for module in (path.rglob("test_*.py") if path.is_dir() else [path])})
-
-
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """With ``--dist loadgroup`` one process plays all tests of a real engine, so that it is started once."""
-    for engine in REAL_ENGINES:
-        if item.get_closest_marker(engine):
-            item.add_marker(pytest.mark.xdist_group(engine))
 
 
 class FirstCases:

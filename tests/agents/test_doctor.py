@@ -269,6 +269,7 @@ def test_without_sandboxes_it_is_an_error_of_usage(tiny_model: Path) -> None:
     assert "choose auto, docker or local" in done.stderr
 
 
+@pytest.mark.thorough
 @pytest.mark.docker
 def test_an_image_that_is_not_there_is_an_error_of_usage(tiny_model: Path) -> None:
     done = doctor(tiny_model, "plain-loop", "--sandbox", "docker", "--sandbox-image", "no-such:1")

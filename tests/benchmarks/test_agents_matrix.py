@@ -52,6 +52,7 @@ def containers(image: str) -> set[str]:
         engine.close()
 
 
+@pytest.mark.thorough
 def test_rows_are_played_tabled_recorded_and_not_played_twice(tmp_path: Path, docker_image: str) -> None:
     first = subprocess.run(
         command(tmp_path, docker_image, "ok", "cut"), capture_output=True, text=True, check=False

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from engines_support import collect, prompt_of
 
-from turnstile_server.engines.protocol import EngineSampling
+from turnstile_server.engines.protocol import Engine, EngineContext, EngineSampling
 from turnstile_server.engines.registry import ENGINES, create_engine
 from turnstile_server.errors import EngineRefused, StartupError
 from turnstile_server.model_files import model_folder
@@ -31,6 +31,25 @@ async def test_an_engine_of_any_module_is_named_by_its_place() -> None:
     with pytest.raises(EngineRefused, match="cannot score"):
         await engine.score(prompt_of(1, 5), 1, 1.0)
     await engine.close()
+
+
+def fails(context: EngineContext) -> Engine:
+    raise ZeroDivisionError("no licence")
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("absent_module:create", "ModuleNotFoundError: No module named 'absent_module'"),
+        (f"{__name__}:fails", "cannot be made: ZeroDivisionError: no licence"),
+        ("pathlib:Path.cwd", "cannot be made: TypeError"),
+        ("builtins:str", "it makes a str, which does not derive from Engine"),
+    ],
+)
+def test_an_engine_that_cannot_be_used_is_told_by_its_place_before_anything_starts(kind: str, said: str) -> None:
+    with pytest.raises(StartupError, match=said) as failed:
+        create_engine(EngineSettings(kind=kind), Path(), None)
+    assert f"engine.kind: the engine {kind} " in failed.value.message
 
 
 def test_a_name_that_is_not_in_the_registry_is_refused_with_those_that_are() -> None:

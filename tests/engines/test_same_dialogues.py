@@ -35,7 +35,7 @@ from turnstile_server.demo import TINY
 from turnstile_server.demo.local_server import serve
 from vllm_server import TIMEOUT_S, vllm_server
 
-pytestmark = [pytest.mark.vllm, pytest.mark.xdist_group("own engines"), pytest.mark.timeout(TIMEOUT_S)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(TIMEOUT_S)]
 
 TOLERANCES = {"sglang": TOLERANCE, "vllm": VLLM_TOLERANCE}
 TEMPERATURES = (0.0, 1.0)

@@ -206,10 +206,6 @@ def test_a_part_that_cannot_be_loaded_is_told_with_its_package_and_stops_nothing
         ("acme_wrong:Nothing", len(CHECKED)),
     ):
         assert sum(said in line for line in told) == times
-    for flag in ("--engine", "--sandbox"):
-        done = used.turnstile("serve", "--model", "tiny", flag, "acme", "--data-dir", used.folder / "none")
-        assert done.returncode != 0
-        assert "acme-parts 1.2, absent_module:Part" in " ".join(done.stderr.split())
     episodes, rows = used.play(
         *("--tasks", "sums:2", "--tasks", task_file(used.folder, "brevity")),
         *("--tasks", f"rows:{row_file(used.folder)}"),

@@ -37,6 +37,20 @@ async def test_docker_asked_for_by_name_without_an_engine_does_not_start(
     await provider.close()
 
 
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("absent_module:create", "No module named 'absent_module'"),
+        ("pathlib:Path.cwd", "cannot be made: TypeError"),
+        ("builtins:str", "it is a str, and no SandboxProvider"),
+    ],
+)
+def test_a_backend_that_cannot_be_used_is_told_by_its_place(run_dir: Path, kind: str, said: str) -> None:
+    with pytest.raises(StartupError, match=said) as failed:
+        create_provider(ProviderSetup(SandboxSettings(kind=kind), run_dir, "owner"))
+    assert f"sandboxes.kind: the sandbox backend {kind} " in failed.value.message
+
+
 async def test_none_refuses_every_sandbox_and_says_which_setting_to_change(
     run_dir: Path, tasks: BackgroundTasks
 ) -> None:

@@ -91,12 +91,14 @@ def test_a_group_is_one_worker_s_and_equal_creations_at_once_are_one_episode(ser
 def test_a_worker_that_is_killed_loses_what_ran_there_and_nothing_else(tiny_model: Path, tmp_path: Path) -> None:
     data = tmp_path / "data"
     with whole_server(tiny_model, data, "--workers", "2", TURNSTILE_PROCESSES__WAIT_S="100") as server:
-        ended, other, *running = (server.create() for _ in range(6))
-        everything = [ended, other, *running]
-        assert {server.owner(each) for each in everything} == {0, 1}
+        everything = [server.create() for _ in range(6)]
+        owners = Counter(server.owner(each) for each in everything)
+        assert owners.keys() == {0, 1}
+        victim = owners.most_common(1)[0][0]  # placement is partly chance: this one has three at least
+        ended = next(each for each in everything if server.owner(each) == victim)
+        running = [each for each in everything if each is not ended]
         for each in everything:
             each.call("first")
-        victim = server.owner(ended)
         server.http.post(f"/episodes/{ended.episode_id}/finish").raise_for_status()
         stop = threading.Event()
         with ThreadPoolExecutor(1 + len(running)) as threads, ExitStack() as on_exit:
@@ -109,15 +111,15 @@ def test_a_worker_that_is_killed_loses_what_ran_there_and_nothing_else(tiny_mode
                     except httpx.HTTPError:
                         return
 
-            talking = [threads.submit(talk, each) for each in [other, *running]]
+            talking = [threads.submit(talk, each) for each in running]
             on_exit.callback(stop.set)
-            wait_until_sync(lambda: all(len(each.acknowledged) > 2 for each in [other, *running]))
+            wait_until_sync(lambda: all(len(each.acknowledged) > 2 for each in running))
             os.kill(server.worker_pid(victim), signal.SIGKILL)
             wait_until_sync(lambda: f"worker {victim} has ended" in (tmp_path / "server.log").read_text())
             # Whoever waits for the worker is answered by its next life.
             assert server.get(f"/episodes/{ended.episode_id}")["status"] == "completed"
-            lost = [each for each in [other, *running] if server.owner(each) == victim]
-            kept = [each for each in [other, *running] if server.owner(each) != victim]
+            lost = [each for each in running if server.owner(each) == victim]
+            kept = [each for each in running if server.owner(each) != victim]
             assert lost
             for each in lost:
                 found = server.get(f"/episodes/{each.episode_id}")
@@ -132,12 +134,13 @@ def test_a_worker_that_is_killed_loses_what_ran_there_and_nothing_else(tiny_mode
         for each in everything:
             assert set(each.acknowledged) <= set(server.turns(each))
         assert sorted(server.listed()) == sorted(each.episode_id for each in everything)
-        again = [server.create()]
-        while (
-            victim not in {server.owner(each) for each in again} and len(again) < 12
-        ):  # placement is partly chance
+        again: list[Played] = []
+
+        def created_there() -> bool:  # the front hears of a worker's next life when it asks for its load again
             again.append(server.create())
-        assert victim in {server.owner(each) for each in again}, "its next life gets no new episode"
+            return server.owner(again[-1]) == victim
+
+        wait_until_sync(created_there, "its next life gets a new episode")
         again[0].call("after")
         assert server.stop() == 0
     turns = recorded_turns(data, 2)
