@@ -11,7 +11,7 @@ RUN = (ROOT / ".ci" / "run").read_text()
 
 
 def test_the_suites_of_ci_run_take_at_most_forty_minutes() -> None:
-    """Without those that it does not play here, because what they watch is as it was in their last recorded run."""
+    """Without those that it does not play here: what they watch is as in their last recorded run."""
     seconds = {
         name: entry["seconds"]
         for name, entry in figures()["ci"].items()
