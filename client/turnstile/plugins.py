@@ -174,10 +174,8 @@ def _by_name(group: str, path: tuple[str, ...]) -> dict[str, Plugin]:
 def _plugin(entry: EntryPoint) -> Plugin:
     package = entry.dist.name if entry.dist is not None else "unknown"
     version = entry.dist.version if entry.dist is not None else "unknown"
-    target = entry.value.partition("[")[
-        0
-    ].strip()  # extras in brackets are a part of the format that nobody uses now
-    return Plugin(entry.group, entry.name, target, f"{package} {version}", package == OURS)
+    target, _, _extras = entry.value.partition("[")
+    return Plugin(entry.group, entry.name, target.strip(), f"{package} {version}", package == OURS)
 
 
 def _conflict(plugin: Plugin, ours: set[str], times: Counter[str]) -> str | None:

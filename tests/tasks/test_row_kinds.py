@@ -242,6 +242,15 @@ def test_a_row_names_no_code_of_the_servers_machine(entry: dict[str, Any], tmp_p
     assert "grading.mine: a row names no code of this machine" in said
 
 
+def test_a_row_in_turnstiles_own_format_keeps_the_options_that_a_grader_has_as_a_field(tmp_path: Path) -> None:
+    swe = {"instance_id": "i", "eval_script": SCRIPT, "log_parser": "parse_log_pytest", "fail_to_pass": ["a"]}
+    task = one(tmp_path, {"instruction": "Do it.", "swe": swe})
+    assert task.graders == ("swe",)
+    assert swe_of(task).fail_to_pass == ("a",)
+    twice = refused(tmp_path, {"instruction": "Do it.", "swe": swe, "grading": {"swe": swe}})
+    assert "`swe` is written twice" in twice[0]
+
+
 def test_a_row_names_a_function_of_the_settings(tmp_path: Path) -> None:
     task = one(tmp_path, {"instruction": "Do it.", "grading": {"f": {"grader": "function", "target": "known"}}})
     assert task.graders == ("f",)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final, get_args
 
-from turnstile.models import FinishReason, Float32Array, Int32Array
-from turnstile_server.engines.protocol import ABOVE_ZERO, EngineFinish
+import numpy as np
+
+from turnstile.models import FinishReason, Int32Array
+from turnstile_server.engines.protocol import ABOVE_ZERO, EngineChunk
 from turnstile_server.errors import EngineProtocolError, EngineRefused
 
 _FINISH_REASONS: Final = get_args(FinishReason)
@@ -38,26 +41,29 @@ def outside_vocabulary(sampled: int, vocab_size: int) -> EngineProtocolError:
     return EngineProtocolError(f"The engine sampled id {sampled}, outside the vocabulary of {vocab_size}.")
 
 
-def check_sampled(
-    ids: Int32Array, logprobs: Float32Array, vocab_size: int, finish_reason: str, finish: EngineFinish | None
-) -> None:
-    """Raises EngineProtocolError for numbers that no model gives: a whole completion, int32[n] and float32[n].
+def check_chunk(chunk: EngineChunk, vocab_size: int, total: int) -> None:
+    """Raises EngineProtocolError for numbers that no model gives, before any of them is kept (invariant 4).
 
-    The clients of SGLang and vLLM refuse them as they come; this holds every engine to it. ``finish`` None: the
-    completion was cut before the engine finished it.
+    ``total``: tokens of the call so far, with those of ``chunk``. SGLang's and vLLM's clients refuse most of it as
+    they read; this holds every engine to it.
     """
-    if finish_reason not in _FINISH_REASONS:
-        raise EngineProtocolError(f"The engine finished a call by {finish_reason!r:.40}.")
-    if not len(ids):
+    ids, logprobs = chunk.ids, chunk.logprobs
+    if len(logprobs) != len(ids):
+        raise EngineProtocolError(f"the engine gave {len(logprobs)} logprobs for {len(ids)} tokens")
+    if len(ids):
+        # A NaN is in no range, and a negative id is a large one without its sign: two reductions for each array.
+        if not (-math.inf < logprobs.min() and logprobs.max() <= ABOVE_ZERO):
+            finite = bool(np.isfinite(logprobs).all())
+            raise EngineProtocolError(f"the engine gave a logprob that is {'above 0' if finite else 'not finite'}")
+        if int(ids.view(np.uint32).max()) >= vocab_size:
+            raise outside_vocabulary(int(ids.min()) if ids.min() < 0 else int(ids.max()), vocab_size)
+    if chunk.finish is None:
         return
-    if int(ids.min()) < 0:
-        raise outside_vocabulary(int(ids.min()), vocab_size)
-    check_output(ids, vocab_size)
-    if (most := float(logprobs.max())) > ABOVE_ZERO:
-        raise EngineProtocolError(f"The engine gave the logprob {most:g}, which is above 0.")
-    spans = () if finish is None else finish.weight_spans
-    if spans and spans[-1].end > len(ids):
-        raise EngineProtocolError(f"The engine named the weights of {spans[-1].end} tokens and gave {len(ids)}.")
+    if chunk.finish.reason not in _FINISH_REASONS:
+        raise EngineProtocolError(f"the engine finished a call by {chunk.finish.reason!r:.40}")
+    spans = chunk.finish.weight_spans
+    if spans and spans[-1].end > total:
+        raise EngineProtocolError(f"the engine named the weights of {spans[-1].end} tokens and gave {total}")
 
 
 def check_start(input_ids: Int32Array, start: int) -> None:

@@ -37,7 +37,7 @@ from turnstile.models import (
 )
 from turnstile_server.capture import CallMatch, Node
 from turnstile_server.capture.keys import SYSTEM_ROLES
-from turnstile_server.engines.call_checks import check_sampled
+from turnstile_server.engines.call_checks import check_chunk
 from turnstile_server.engines.protocol import EngineCapabilities, EngineChunk, EngineFinish, EngineSampling
 from turnstile_server.engines.weight_spans import WeightSpans
 from turnstile_server.errors import EngineProtocolError
@@ -247,21 +247,18 @@ class TurnBuilder:
     def add(self, chunk: EngineChunk) -> None:
         """Takes the next tokens.
 
-        Raises EngineProtocolError for a chunk without a finite logprob for each token, and for more tokens than
+        Raises EngineProtocolError for a chunk with numbers that no model gives, and for more tokens than
         the call asked for: such an engine may never stop, and the episode's limits would not hold.
         """
         self.context.stopwatch.sampled()
         size = len(chunk.ids)
         self.count += size
         self.given_up += chunk.given_up
-        if len(chunk.logprobs) != size:
-            raise EngineProtocolError(f"the engine gave {len(chunk.logprobs)} logprobs for {size} tokens")
         if self.count > self.sampling.max_new_tokens:
             raise EngineProtocolError(
                 f"the engine gave more tokens than the {self.sampling.max_new_tokens} that it was asked for"
             )
-        if not np.isfinite(chunk.logprobs).all():
-            raise EngineProtocolError("the engine gave a logprob that is not finite")
+        check_chunk(chunk, self.renderer.vocab_size, self.count)
         self._ids.append(chunk.ids)
         self._logprobs.append(chunk.logprobs)
         self.kept += size
@@ -281,8 +278,6 @@ class TurnBuilder:
         Raises EngineProtocolError when what the engine said contradicts itself.
         """
         context, prompt, watch = self.context, self.prompt, self.context.stopwatch
-        ids, logprobs = _joined(self._ids, np.int32), _joined(self._logprobs, np.float32)
-        check_sampled(ids, logprobs, self.renderer.vocab_size, finish_reason, self.finish)
         # A new root was fed the whole conversation, so the whole conversation is its new messages.
         new = context.request.messages if prompt.parent is None else context.match.new_messages
         fields: dict[str, Any] = {
@@ -292,8 +287,8 @@ class TurnBuilder:
             "seq": seq,
             "dialect": context.dialect,
             "context_ids": prompt.context_ids,
-            "completion_ids": ids,
-            "logprobs": logprobs,
+            "completion_ids": _joined(self._ids, np.int32),
+            "logprobs": _joined(self._logprobs, np.float32),
             # A reply that was cut before its finish has the versions that its chunks named.
             "weight_spans": self._weights.spans if self.finish is None else self.finish.weight_spans,
             "routed_experts": None if self.finish is None else self.finish.routed_experts,

@@ -61,7 +61,7 @@ class Composition:
                 )
             if not math.isfinite(value):
                 raise GraderFailed(f"the grader {grader!r} gives {value} for {name!r}, which is not finite")
-            if not 0.0 <= value <= 1.0 and self._is_unit(grader):
+            if name in given and not 0.0 <= value <= 1.0 and self._is_unit(grader):
                 raise GraderFailed(
                     f"the grader {grader!r} gives {value} for {name!r}, which is not in [0, 1]; graders of other "
                     "values say `parts = True` in their options"

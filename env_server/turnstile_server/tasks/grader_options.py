@@ -135,7 +135,7 @@ GradingEntry: TypeAlias = Annotated[
 def gather_graders(fields: dict[str, Any], own: Collection[str]) -> dict[str, Any]:
     """``fields`` of a task, with those that are a grader's options, by its name, among its ``grading``.
 
-    ``own``: names of fields that are the task's own.
+    ``own``: names of fields that are the task's own. Raises ValueError for options that are written twice.
     """
     moved = {
         name: value for name, value in fields.items() if name not in own and options_in_field(name) is not None
@@ -145,6 +145,8 @@ def gather_graders(fields: dict[str, Any], own: Collection[str]) -> dict[str, An
         return fields
     kept = {name: value for name, value in fields.items() if name not in moved}
     given = {name: value for name, value in moved.items() if value is not None}
+    for name in given.keys() & grading.keys():
+        raise ValueError(f"`{name}` is written twice: as a field of the task, and in `grading`")
     return {**kept, "grading": {**grading, **given}}
 
 

@@ -9,6 +9,7 @@ from typing import ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict
 
+from turnstile_server.errors import TaskFailed
 from turnstile_server.settings import GradingSettings, TaskSettings
 from turnstile_server.tools.protocol import SessionTools
 
@@ -70,8 +71,8 @@ class GraderOptions(TaskPart):
         return None
 
     def open_tools(self, settings: GradingSettings) -> SessionTools:
-        """The tools, for one episode. Called where ``tools_of`` is not None."""
-        raise NotImplementedError
+        """The tools, for one episode. Called where ``tools_of`` is not None. Raises TaskFailed."""
+        raise TaskFailed(f"the grader {self.grader!r} names tools of {self.tools_of} and opens none")
 
     @property
     def time_s(self) -> float | None:

@@ -17,7 +17,7 @@ from turnstile_server.errors import StartupError
 from turnstile_server.settings import TaskSettings
 from turnstile_server.tasks.catalog import TaskCatalog
 from turnstile_server.tasks.model import Task
-from turnstile_server.tasks.protocol import FoundTask, StoredTask, TaskProblem, TaskSource
+from turnstile_server.tasks.protocol import FoundTask, Recognition, StoredTask, TaskProblem, TaskSource
 from turnstile_server.tasks.task_files import SHIPPED
 
 TASK_SOURCES: Final = Plugins("turnstile.task_sources")
@@ -40,7 +40,7 @@ def load_tasks(sources: Sequence[str | Path], settings: TaskSettings | None = No
     count = 0
     defined: dict[str, FoundTask | StoredTask] = {}
     """The first task found with each id."""
-    installed = installed_sources()
+    installed = installed_sources(tell=True)
     for given in map(str, sources or [SHIPPED]):
         kind, source = _chosen(given, installed)
         for found in _loaded(kind, source, settings):
@@ -68,16 +68,16 @@ def host_paths(sources: Sequence[str]) -> tuple[Path, ...]:
     return tuple(path for kind, source in chosen for path in kind.host_paths(source))
 
 
-def installed_sources() -> list[TaskSource]:
-    """The installed sources, in the order in which they are asked. The log tells of one that cannot be loaded."""
+def installed_sources(*, tell: bool = False) -> list[TaskSource]:
+    """The installed sources, in the order in which they are asked. ``tell``: the log tells of those left out."""
     found: list[tuple[int, TaskSource]] = []
     for plugin in TASK_SOURCES.declared():
         try:
             source = plugin.create(TaskSource)  # type: ignore[type-abstract]
+            found.append((plugin.checked(source.recognition, Recognition), source))
         except BrokenPlugin as error:
-            _LOG.warning("%s; no tasks are loaded by it", error)
-        else:
-            found.append((source.recognition, source))
+            if tell:
+                _LOG.warning("%s; no tasks are loaded by it", error)
     return [source for _, source in sorted(found, key=lambda pair: pair[0])]
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, runtime_checkable
 
 from turnstile.plugins import BrokenPlugin, Plugin, Plugins
+from turnstile_server.tasks.grader_options import options_in_field
 from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.rows.files import Row
 from turnstile_server.tasks.rows.options import RowMapping
@@ -90,7 +91,11 @@ class PlainRows:
 
     def read(self, row: Row, number: int, mapping: RowMapping) -> RowFields | list[RowFault]:
         """See ``RowKind``."""
-        fields = {name: value for name, value in row.items() if name in Task.model_fields and value is not None}
+        fields = {
+            name: value
+            for name, value in row.items()
+            if value is not None and (name in Task.model_fields or options_in_field(name) is not None)
+        }
         if isinstance(fields.get("answer"), str | int | float):
             fields["answer"] = (
                 {"value": fields["answer"]}
