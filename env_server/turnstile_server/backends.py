@@ -40,10 +40,10 @@ from turnstile_server.tasks.inline import find_task
 from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.network import network_policy
 from turnstile_server.tasks.registry import host_paths, load_tasks
+from turnstile_server.tasks.shared import Shared
 from turnstile_server.tasks.tarball import FilesProblem, pack
 from turnstile_server.tasks.task_files import SHIPPED
 from turnstile_server.tasks.workspace import sandbox_spec
-from turnstile_server.worlds.episode_world import Worlds
 
 _LOG = logging.getLogger(__name__)
 
@@ -66,7 +66,8 @@ class Backends:
     grader_digest: Callable[[Task], str]
     """Digest of what judges a task's work. Reads files, so call it in a thread."""
     own_tools: OwnToolCatalog
-    worlds: Worlds
+    shared: Shared
+    """For the environments of tasks."""
     images: TaskImages
 
 
@@ -90,7 +91,7 @@ def build_backends(settings: Settings, resolver: Resolver | None = None) -> Back
     own_tools = OwnToolCatalog(settings.tools)
     for task in tasks.in_memory:
         own_tools.add_task(task.id, task.tools)
-        _check_world_tools(task, own_tools)
+        _check_environment_tools(task, own_tools)
 
     def task_of(ref: TaskRef) -> Task:
         task = find_task(ref, tasks, allow_inline=settings.tasks.inline)
@@ -129,7 +130,7 @@ def build_backends(settings: Settings, resolver: Resolver | None = None) -> Back
         grader=TaskGrader(provider, spec_of, settings.grading, settings.tasks, settings.data_dir),
         grader_digest=GraderDigests(archive_of, settings.grading).of,
         own_tools=own_tools,
-        worlds=Worlds(settings),
+        shared=Shared(),
         images=TaskImages(settings.sandboxes, may_build=settings.tasks.build_images),
     )
 
@@ -142,11 +143,11 @@ def _check_network(task: Task, settings: EgressSettings) -> None:
         raise StartupError(f"The task {task.id} cannot be used: {error.message}") from None
 
 
-def _check_world_tools(task: Task, own_tools: OwnToolCatalog) -> None:
-    """The tools of a world stand beside the server's own. Raises StartupError where two have one name."""
-    if task.world is None:
+def _check_environment_tools(task: Task, own_tools: OwnToolCatalog) -> None:
+    """The tools of an environment stand beside the server's own. Raises StartupError where two have one name."""
+    if task.environment is None:
         return
-    tools = [NamedTool(tool.signature.spec.name, f"world {task.world.name}") for tool in task.world.tools]
+    tools = [NamedTool(name, task.environment.name) for name in task.environment.tool_names]
     problem = name_problem(tools, (*BUILT_IN_TOOLS, *own_tools.server_names))
     if problem is not None:
         raise StartupError(f"The task {task.id} cannot be used: {problem}")

@@ -24,9 +24,9 @@ import anyio
 from turnstile_server.backends import started_sandboxes
 from turnstile_server.errors import TurnstileError
 from turnstile_server.grading.grader import TaskGrader
+from turnstile_server.grading.proof_works import ProofParts, put_gold
 from turnstile_server.grading.protocol import Work
 from turnstile_server.grading.steps_validation import played_steps
-from turnstile_server.grading.world_validation import ProofParts, put_gold
 from turnstile_server.sandboxes.protocol import Command, Sandbox, SandboxSpec
 from turnstile_server.settings import Settings, load_settings
 from turnstile_server.tasks.files import Files
@@ -35,7 +35,6 @@ from turnstile_server.tasks.model import Gold, Task
 from turnstile_server.tasks.registry import load_tasks
 from turnstile_server.tasks.tarball import pack
 from turnstile_server.tasks.workspace import prepare_workspace, sandbox_spec
-from turnstile_server.worlds.episode_world import Worlds
 
 HERE = Path(__file__).parent
 RECORDED = HERE / "rewards.json"
@@ -95,8 +94,8 @@ async def rewards_of_turnstile(folder: Path, settings: Settings) -> dict[str, Re
                 return pack(files, settings.tasks)
 
             grader = TaskGrader(provider, spec_of, settings.grading, settings.tasks)
-            most, worlds = settings.sandboxes.max_archive_bytes, Worlds(settings)
-            parts = ProofParts(provider, spec_of, archive_of, most, worlds, settings.tasks, settings.grading)
+            most = settings.sandboxes.max_archive_bytes
+            parts = ProofParts(provider, spec_of, archive_of, most, settings)
 
             async def judge(task: Task) -> None:
                 async with places:

@@ -30,6 +30,7 @@ from turnstile_server.errors import (
     TaskFailed,
 )
 from turnstile_server.grading.protocol import Grade, Work
+from turnstile_server.kinds.worlds.episode_world import Worlds
 from turnstile_server.tasks.model import Task
 from waiting import wait_until
 
@@ -632,8 +633,8 @@ async def test_a_submission_that_a_user_answers_ends_nothing_until_the_conversat
         assert shown["status"] == "completed"
         ((task, work),) = server.grader.graded
         assert (task, work.answer) == ("refund-0", "Goodbye.")
-        assert work.world_scores == {"state": 0.0, "policy": 1.0}
-        assert fakes.backends.worlds.open_worlds == 0
+        assert work.environment_scores == {"state": 0.0, "policy": 1.0}
+        assert not fakes.backends.shared.get(Worlds, lambda: pytest.fail("no world was opened")).open_worlds
         assert shown["instruction"].startswith("You work at the refund desk")
 
 

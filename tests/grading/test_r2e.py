@@ -15,9 +15,9 @@ from turnstile.models import EpisodeStatus, Limits
 from turnstile.models.evidence import grade_in_words
 from turnstile_server.errors import TaskFailed
 from turnstile_server.grading.grader import TaskGrader
+from turnstile_server.grading.proof_works import ProofParts
 from turnstile_server.grading.protocol import Grade, Work
 from turnstile_server.grading.validation import ProofVerdict, Validator
-from turnstile_server.grading.world_validation import ProofParts
 from turnstile_server.sandboxes.background import BackgroundTasks
 from turnstile_server.sandboxes.docker.provider import DockerProvider
 from turnstile_server.sandboxes.protocol import Sandbox, SandboxSpec
@@ -29,7 +29,6 @@ from turnstile_server.tasks.workspace import fetch_work, prepare_for_agent, sand
 from turnstile_server.testing.policy import Policy, PolicyInput, Step
 from turnstile_server.testing.server import PlayedEpisode, scripted_server
 from turnstile_server.testing.shell_policy import ShellPolicy, solution_commands
-from turnstile_server.worlds.episode_world import Worlds
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker, pytest.mark.timeout(300)]
 
@@ -132,9 +131,7 @@ async def test_the_commits_patch_scores_1_doing_nothing_less_and_nothing_of_it_c
         agent_spec,
         lambda files: pack(files, TaskSettings()),
         MAX_WORK,
-        Worlds(settings),
-        settings.tasks,
-        settings.grading,
+        settings,
     )
     proof = await Validator(grader, parts).prove(task)
     assert (proof.verdict, proof.problems, proof.trust) == (ProofVerdict.PROVEN, (), "in_process")

@@ -8,14 +8,13 @@ import pytest
 from grading_support import spec_of
 
 from turnstile_server.errors import SandboxUnavailable, TaskFailed
+from turnstile_server.grading.proof_works import ProofParts
 from turnstile_server.grading.protocol import Grade, Work
 from turnstile_server.grading.validation import ProofVerdict, Validator
-from turnstile_server.grading.world_validation import ProofParts
 from turnstile_server.sandboxes.no_sandboxes import NoSandboxes
-from turnstile_server.settings import GradingSettings, Settings, TaskSettings
+from turnstile_server.settings import Settings
 from turnstile_server.tasks.model import Gold, Task, WrongWork
 from turnstile_server.tasks.tarball import pack
-from turnstile_server.worlds.episode_world import Worlds
 
 pytestmark = pytest.mark.anyio
 
@@ -40,7 +39,7 @@ class Fickle:
 
 def parts() -> ProofParts:
     nobody = NoSandboxes("none here")
-    return ProofParts(nobody, spec_of, pack, 1 << 20, Worlds(Settings()), TaskSettings(), GradingSettings())  # type: ignore[arg-type]
+    return ProofParts(nobody, spec_of, pack, 1 << 20, Settings())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,12 @@ from turnstile_server.backends import build_backends
 from turnstile_server.errors import StartupError, TaskFailed
 from turnstile_server.settings import Settings, TaskSettings
 from turnstile_server.tasks.catalog import TaskCatalog
+from turnstile_server.tasks.environment import EpisodeStart
+from turnstile_server.tasks.episode_task import started
 from turnstile_server.tasks.files import Files
 from turnstile_server.tasks.inline import task_from_ref
 from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.registry import host_paths, load_tasks
-from turnstile_server.tasks.world_source import task_of_episode
-from turnstile_server.worlds import Start
 
 HEAD = "from turnstile_server.worlds import Start, ToolError, World, WorldTask, tool\n"
 GAME = (
@@ -92,8 +92,8 @@ class A(World):
 """
     small, large = loaded(tmp_path, body)
     assert (small.id, small.instruction, small.limits.max_turns, small.tags) == ("small", "One line.", 5, ("x",))
-    assert small.world is not None
-    assert (small.world.seed, dict(small.world.parameters)) == (7, {"size": 3})
+    assert small.environment is not None
+    assert small.environment.shown() == {"class": "game.py:A", "parameters": {"size": 3}, "seed": 7}
     assert (large.instruction, large.graded, large.needs_sandbox) == ("Other.", False, False)
 
 
@@ -284,8 +284,8 @@ def test_a_tool_of_a_world_and_one_of_the_servers_settings_cannot_have_one_name(
 def test_files_that_reset_gives_must_be_files_of_a_task(files: dict[str, str], said: str) -> None:
     task, settings = Task(id="a", instruction="x", base=Files()), TaskSettings(max_folder_bytes=2048)
     with pytest.raises(TaskFailed, match=re.escape(said)):
-        task_of_episode(task, Start("x", files), settings)
-    made = task_of_episode(task, Start("Do it.", {"b": "new"}), settings)
+        started(task, EpisodeStart("x", files), settings)
+    made = started(task, EpisodeStart("Do it.", {"b": "new"}), settings)
     assert made.instruction == "Do it."
     assert made.base is not None
     assert made.base.inline["b"] == "new"

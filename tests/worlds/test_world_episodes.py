@@ -13,6 +13,8 @@ import anyio
 import pytest
 
 from turnstile.models import Episode, EpisodeRequest, EpisodeStatus, Fault, TaskRef
+from turnstile_server.kinds.worlds.environment import WorldEnvironment
+from turnstile_server.kinds.worlds.episode_world import Worlds
 from turnstile_server.testing.world_play import WorldAgent, WorldServer, world_server
 from waiting import wait_until
 
@@ -317,7 +319,8 @@ async def test_worlds_that_never_return_count_until_there_is_no_room() -> None:
         assert "worlds.max_open" in refused.error.message
         _module(server).RELEASE.set()
         closed = _noted(server)
-        await wait_until(lambda: not server.server.backends.worlds.open_worlds)
+        worlds = server.server.backends.shared.get(Worlds, lambda: pytest.fail("no world was opened"))
+        await wait_until(lambda: not worlds.open_worlds)
         assert "reset-blocks" in closed, "it is closed when its call has returned after all"
         assert (await server.play(nothing, task="counter")).reward == 0.0
 
@@ -363,9 +366,9 @@ def _threads_of(episode: Episode) -> list[str]:
 
 def _module(server: WorldServer) -> Any:
     """The file of the worlds, as this server imported it."""
-    world = server.server.backends.tasks.get("counter").world
-    assert world is not None
-    return sys.modules[world.world_class.__module__]
+    environment = server.server.backends.tasks.get("counter").environment
+    assert isinstance(environment, WorldEnvironment)
+    return sys.modules[environment.definition.world_class.__module__]
 
 
 def _noted(server: WorldServer) -> list[str]:

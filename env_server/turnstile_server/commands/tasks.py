@@ -64,7 +64,7 @@ def show_task(
         task = source.get(task_id)
     except NotFound as error:
         fail(error.message, FAILED)
-    hidden = set() if solution else {*OWN_GRADERS, "grading", "gold", "steps", "wrong"}
+    hidden = set() if solution else {*OWN_GRADERS, "environment", "grading", "gold", "steps", "wrong"}
     shown = task.model_dump(mode="json", exclude_defaults=True, exclude=hidden)
     text = yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, width=110)
     typer.echo(visible(text, lines=True), nl=False)

@@ -35,8 +35,8 @@ from turnstile_server.commands.tasks import (
 from turnstile_server.errors import StartupError, TaskFailed, TurnstileError, Unprocessable
 from turnstile_server.grading.grader import TaskGrader
 from turnstile_server.grading.proof_report import ProofReport, task_digest
+from turnstile_server.grading.proof_works import ProofParts
 from turnstile_server.grading.validation import Proof, ProofVerdict, Validator, image_of, judging_image_of
-from turnstile_server.grading.world_validation import ProofParts
 from turnstile_server.sandboxes.protocol import SandboxSpec
 from turnstile_server.settings import Settings
 from turnstile_server.tasks.catalog import TaskCatalog
@@ -45,7 +45,6 @@ from turnstile_server.tasks.images import TaskImages
 from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.tarball import FilesProblem, pack
 from turnstile_server.tasks.workspace import sandbox_spec
-from turnstile_server.worlds.episode_world import Worlds
 
 _MB = 1_000_000
 
@@ -149,9 +148,7 @@ async def _prove_all(
     async with started_sandboxes(settings) as provider:
         grader = TaskGrader(provider, partial(spec_of, grades=True), settings.grading, settings.tasks)
         largest = settings.sandboxes.max_archive_bytes
-        parts = ProofParts(
-            provider, spec_of, archive_of, largest, Worlds(settings), settings.tasks, settings.grading
-        )
+        parts = ProofParts(provider, spec_of, archive_of, largest, settings)
         images = TaskImages(settings.sandboxes, may_build=True, report=show_progress)
         validator = Validator(grader, parts, runs, images)
 

@@ -11,7 +11,6 @@ In reading order:
 - ``groups``, ``staleness``: since when a group is there; episodes whose first tokens are too many versions old.
 - ``sandbox``: the episode's sandbox, and the agent's process in it.
 - ``own_tools``: the tools of its own that an episode has, opened and released.
-- ``world``: the world of an episode whose task is a Python class.
 - ``outcome``: how an episode ended, and what an agent's exit means.
 - ``keys``: the key with which an agent opens its episode.
 - ``store``: the journal records of an episode, and its token forest rebuilt from them.

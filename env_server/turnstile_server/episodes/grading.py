@@ -1,5 +1,5 @@
-"""The reward of an episode: its work collected, kept, judged by its world and its graders, and what stands for it
-where the agent left none.
+"""The reward of an episode: its work collected, kept, judged by its environment and its graders, and what stands
+for it where the agent left none.
 
 What must hold: whatever an agent can cause scores 0, with a sentence in the grade's ``summary`` that says why;
 otherwise an agent could choose to have no reward, and episodes that went badly would drop out of training. A
@@ -18,12 +18,13 @@ from turnstile.models import EpisodeStatus, KeptWork, SpanKind
 from turnstile_server.backends import Backends
 from turnstile_server.episodes.outcome import Outcome, failed_by, unearned
 from turnstile_server.episodes.sandbox import EpisodeSandbox
-from turnstile_server.episodes.work_file import EndedWork, WorldStart, facts_of
+from turnstile_server.episodes.work_file import EndedWork, facts_of
 from turnstile_server.episodes.work_store import WorkStore
-from turnstile_server.episodes.world import RunningWorld
 from turnstile_server.errors import AgentFailed, FileProblem, SandboxFailed, TurnstileError
 from turnstile_server.grading.protocol import Grade, Work
 from turnstile_server.spans import OpenSpan, SpanRecorder
+from turnstile_server.tasks.environment import EpisodeEnvironment
+from turnstile_server.tasks.episode_task import start_of
 from turnstile_server.tasks.model import Task
 from turnstile_server.tools.protocol import SessionTools
 
@@ -31,13 +32,13 @@ _LOG = logging.getLogger(__name__)
 
 
 class EpisodeGrading:
-    """Grades one episode. Owns nothing: the sandbox, the world and the tools are the run's."""
+    """Grades one episode. Owns nothing: the sandbox, the environment and the tools are the run's."""
 
     def __init__(
         self,
         episode_id: str,
         sandbox: EpisodeSandbox | None,
-        world: RunningWorld | None,
+        environment: EpisodeEnvironment | None,
         judged_tools: SessionTools | None,
         backends: Backends,
         works: WorkStore,
@@ -45,7 +46,7 @@ class EpisodeGrading:
     ) -> None:
         self._episode_id = episode_id
         self._sandbox = sandbox
-        self._world = world
+        self._environment = environment
         self._judged_tools = judged_tools
         self._backends = backends
         self._works = works
@@ -73,7 +74,7 @@ class EpisodeGrading:
             return replace(outcome, grade=unearned(task, f"work: {error.message}"))
         except TurnstileError as error:
             return Outcome(EpisodeStatus.FAILED, error, outcome.agent)
-        except Exception as error:  # noqa: BLE001 - the boundary to sandboxes and worlds: there is no reward
+        except Exception as error:  # noqa: BLE001 - the boundary to sandboxes and environments: there is no reward
             return self._failed(outcome, error)
         kept: KeptWork | None = None
         try:
@@ -83,7 +84,7 @@ class EpisodeGrading:
                 info = outcome.error_info()
                 with span.child(SpanKind.FILES, "keep"):
                     kept = await self._works.keep(
-                        EndedWork(self._episode_id, work, outcome.status, info, WorldStart.of(task))
+                        EndedWork(self._episode_id, work, outcome.status, info, start_of(task))
                     )
             grade = await self._backends.grader.grade(task, work)
             named = await self._named(kept, task, grade)
@@ -113,9 +114,9 @@ class EpisodeGrading:
                 with span.child(SpanKind.FILES, "collect") as collecting:
                     archive = await self._sandbox.collect_work()
                     collecting.note(bytes=len(archive or b""))
-            if self._world is not None:
+            if self._environment is not None:
                 with span.child(SpanKind.WORLD, "grade"):
-                    scores = await self._world.grade(answer)
+                    scores = await self._environment.grade(answer)
         except FileProblem as error:
             raise AgentFailed(f"the work cannot be fetched: {error.message}") from error
         except SandboxFailed as error:

@@ -65,7 +65,7 @@ class Lifecycle:
             self._started = now
 
     def instruct(self, instruction: str) -> None:
-        """Records the instruction that the episode's world made."""
+        """Records the instruction that the episode's environment made."""
         self.episode = self.episode.model_copy(update={"instruction": instruction})
 
     def reward(self, rewarded: Episode) -> None:

@@ -1,8 +1,8 @@
 """The own tools of one episode: opened when it is prepared, released when it ends.
 
-A task of its own holds what the tools need (processes, connections, worlds), because their context managers must
-be entered and left in one task, while the preparation may be cancelled and the owner task releases them. ``close``
-releases them on every path: after the grading, which may look at what they hold.
+A task of its own holds what the tools need (processes, connections, environments), because their context managers
+must be entered and left in one task, while the preparation may be cancelled and the owner task releases them.
+``close`` releases them on every path: after the grading, which may look at what they hold.
 """
 
 from __future__ import annotations

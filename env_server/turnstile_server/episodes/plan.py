@@ -34,9 +34,10 @@ from turnstile_server.errors import Conflict, NotFound, TurnstileError, Unproces
 from turnstile_server.gate.episode_limits import CallLimits, ConversationHeaders
 from turnstile_server.gate.resting import RestingTrees
 from turnstile_server.gate.session import EpisodeSession
-from turnstile_server.sandboxes.protocol import Mount, SandboxSpec
+from turnstile_server.sandboxes.protocol import Mount, Sandbox, SandboxSpec
 from turnstile_server.settings import EpisodeSettings, GateSettings, Settings
 from turnstile_server.spans import SpanRecorder
+from turnstile_server.tasks.environment import EnvironmentHost, EpisodeEnvironment
 from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.workspace import sandbox_spec
 from turnstile_server.tools.protocol import OwnTools
@@ -67,7 +68,7 @@ class Plan:
         """The episode needs something before it runs: it waits for a place, then is prepared."""
         task = self.task
         tools = bool(self.own_tools) or task.tools_grader is not None
-        return self.sandbox is not None or tools or task.world is not None
+        return self.sandbox is not None or tools or task.environment is not None
 
     @property
     def told(self) -> str | None:
@@ -151,8 +152,8 @@ def forked(plan: Plan, point: ForkPoint) -> Plan:
 
 def _unforkable(task: Task) -> str | None:
     """Reason why no episode of the task can be forked, whatever its agent; None: it can."""
-    if task.world is not None:
-        return f"task {task.id} has a world: what is in it cannot be taken into a fork"
+    if task.environment is not None:
+        return f"task {task.id} is played in a {task.environment.name}: what is in it cannot be taken into a fork"
     if task.steps:
         return f"task {task.id} has several steps: where it is in them cannot be taken into a fork"
     if (grader := task.tools_grader) is not None:
@@ -299,3 +300,28 @@ def new_session(
     if plan.fork is not None:
         session.inherit(plan.fork.turns)
     return session
+
+
+def opened_environment(
+    task: Task,
+    session: EpisodeSession,
+    backends: Backends,
+    settings: Settings,
+    sandbox_of: Callable[[], Sandbox | None],
+) -> EpisodeEnvironment | None:
+    """The environment of an episode of ``task``; None where it has none.
+
+    ``sandbox_of``: see ``EnvironmentHost``.
+    """
+    if task.environment is None:
+        return None
+    host = EnvironmentHost(
+        session.episode_id,
+        task.instruction,
+        task.reward.turn_bounds,
+        settings,
+        backends.shared,
+        sandbox_of,
+        lambda: session.latest_turn_id,
+    )
+    return task.environment.open(host)

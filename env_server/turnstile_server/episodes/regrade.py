@@ -25,6 +25,7 @@ from turnstile_server.errors import Conflict, NotFound, TurnstileError, Unproces
 from turnstile_server.grading.verdict import storable
 from turnstile_server.observability.metrics import Metrics
 from turnstile_server.spans import OpenSpan, SpanRecorder
+from turnstile_server.tasks.episode_task import with_start
 from turnstile_server.tasks.model import Task
 
 _LOG = logging.getLogger(__name__)
@@ -105,7 +106,7 @@ class Regrader:
         try:
             async with self._places:
                 ended = await self.parts.works.load(episode.episode_id, kept.digest)
-                judged_by = task if ended.start is None or task.world is None else ended.start.applied_to(task)
+                judged_by = with_start(task, ended.start)
                 grade = await self.parts.backends.grader.grade(judged_by, replace(ended.work, span=span))
                 grade = grade.awaited() if judged_by.reward.pending else grade
                 digest = await anyio.to_thread.run_sync(self.parts.backends.grader_digest, judged_by)

@@ -9,7 +9,7 @@ must hold:
 2. The end is durable before anyone sees it: ``_store`` appends to the journal, then reports. An end that the
    journal refuses is tried again until it is stored; meanwhile the episode takes no calls and keeps its last
    status.
-3. Own tools are released, the sandbox is destroyed and the world is closed before the end is stored, and the
+3. Own tools are released, the sandbox is destroyed and the environment is closed before the end is stored, and the
    place among ``episodes.max_running`` is free after it. ``run_to_end`` releases all of them on every path:
    success, failure, stop, a bug, shutdown.
 4. A reward comes from a grading that was finished, or is 0 where the agent failed at a task that is graded;
@@ -38,7 +38,7 @@ from turnstile_server.episodes.lifecycle import DRAINED, Lifecycle
 from turnstile_server.episodes.outcome import Outcome, failed_by, outcome_of_exit, outcome_of_overdue
 from turnstile_server.episodes.own_tools import EpisodeOwnTools
 from turnstile_server.episodes.places import PlaceClaim, Places
-from turnstile_server.episodes.plan import Plan, new_session
+from turnstile_server.episodes.plan import Plan, new_session, opened_environment
 from turnstile_server.episodes.rests import EpisodeRests
 from turnstile_server.episodes.run_records import RunRecords
 from turnstile_server.episodes.run_tools import RunTools
@@ -49,7 +49,6 @@ from turnstile_server.episodes.steps import EpisodeSteps
 from turnstile_server.episodes.store import Forest, Stored
 from turnstile_server.episodes.turn_spans import seconds_spent
 from turnstile_server.episodes.work_store import WorkStore
-from turnstile_server.episodes.world import RunningWorld
 from turnstile_server.errors import Gone, SandboxFailed, SandboxUnavailable, TurnstileError
 from turnstile_server.gate.pipeline import CallPipeline
 from turnstile_server.journal.protocol import Journal
@@ -57,6 +56,7 @@ from turnstile_server.journal.records import span_record
 from turnstile_server.replay.recorder import Replays
 from turnstile_server.settings import Settings
 from turnstile_server.spans import OpenSpan, SpanRecorder
+from turnstile_server.tasks.episode_task import started
 from turnstile_server.trace_context import TraceContext
 
 _LOG = logging.getLogger(__name__)
@@ -119,21 +119,31 @@ class EpisodeRun:
         )
         bound = None if episode.staleness is None else episode.staleness.bound
         self.staleness = EpisodeStaleness(bound, group, parts.versions, lambda: self.session.sampled_versions)
-        self._world = RunningWorld.of(
-            plan.task, parts.backends.worlds, settings.tasks, self._sandbox, lambda: self.session.latest_turn_id
+        self._environment = opened_environment(
+            plan.task,
+            self.session,
+            parts.backends,
+            settings,
+            lambda: self._sandbox.for_environment if self._sandbox is not None else None,
         )
         tools_grader = plan.task.tools_grader
         judged_tools = None if tools_grader is None else tools_grader.open_tools(settings.grading)
         self._grader = EpisodeGrading(
-            self.episode_id, self._sandbox, self._world, judged_tools, parts.backends, parts.works, self.spans
+            self.episode_id,
+            self._sandbox,
+            self._environment,
+            judged_tools,
+            parts.backends,
+            parts.works,
+            self.spans,
         )
         of_steps = (plan.task, self._sandbox, self._grader, self._life, self.session, parts.pipeline, self.spans)
         self._steps = EpisodeSteps(*of_steps, settings.gate, self._agent_outcome) if plan.task.steps else None
         self._judge = self._steps or self._grader
-        self._own_tools = EpisodeOwnTools((*plan.own_tools, self._world, judged_tools))
+        self._own_tools = EpisodeOwnTools((*plan.own_tools, self._environment, judged_tools))
         self._records = RunRecords(self._life, parts.journal, self._complete)
         self._stopping = anyio.Event()
-        parts_of_run = (self._life, plan.agent, self.session, self._sandbox, self._world, self._own_tools)
+        parts_of_run = (self._life, plan.agent, self.session, self._sandbox, self._environment, self._own_tools)
         self.tools = RunTools(*parts_of_run, self._steps, self.spans, self.request_stop, self._stopping)
         """The MCP endpoint's view."""
         self._grading = anyio.CancelScope()
@@ -161,8 +171,8 @@ class EpisodeRun:
                         await self._own_tools.close()
                         if self._sandbox is not None:
                             await self._sandbox.give_up()
-                        if self._world is not None:
-                            await self._world.close()
+                        if self._environment is not None:
+                            await self._environment.close()
                 await self._store()
             except Exception:  # noqa: BLE001 - the same boundary: the next start finds the episode unfinished
                 self._log_bug("the owner task of an episode failed")
@@ -208,10 +218,11 @@ class EpisodeRun:
         self.request_stop(outcome)
 
     async def _prepare(self, tasks: TaskGroup, span: OpenSpan) -> None:
-        """The world first, because it may write the instruction and the files of the work folder."""
-        if self._world is not None:
+        """The environment first, because it may write the instruction and the files of the work folder."""
+        if self._environment is not None:
             with span.child(SpanKind.WORLD, "reset"):
-                task = await self._world.reset(self._plan.task, self.episode_id, self.episode.seed)
+                start = await self._environment.reset(self.episode.seed)
+            task = started(self._plan.task, start, self._parts.settings.tasks)
             self._plan = replace(self._plan, task=task)
             self._life.instruct(task.instruction)
         if self._sandbox is not None:
@@ -258,7 +269,7 @@ class EpisodeRun:
             self._life.settle(replace(stop, grade=grade))
         if not self._life.needs_grade:
             return
-        if self._world is not None and self._world.turn_rewards:
+        if self._environment is not None and self._environment.turn_rewards:
             await self._records.keep()
         self._move(EpisodeStatus.GRADING)
         graded = None
@@ -360,7 +371,7 @@ class EpisodeRun:
 
     def measured(self, episode: Episode) -> Episode:
         """The record with its statistics, staleness and rewards of turns as they are now."""
-        given = {**({} if self._world is None else self._world.turn_rewards), **episode.turn_rewards}
+        given = {**({} if self._environment is None else self._environment.turn_rewards), **episode.turn_rewards}
         update = {"staleness": self.staleness.measured(), "turn_rewards": given}
         return self.forest.counted(episode).model_copy(update=update)
 

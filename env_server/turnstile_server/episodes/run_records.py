@@ -66,8 +66,8 @@ class RunRecords:
             return self._complete(self._life.episode).episode
 
     async def keep(self) -> None:
-        """Stores the running record as it is now: what only the memory has else, as rewards that a world gave to
-        turns, then outlives a crash. Never raises: the run goes on without."""
+        """Stores the running record as it is now: what only the memory has else, as an environment's rewards
+        of turns, then outlives a crash. Never raises: the run goes on without."""
         try:
             async with self._storing:
                 await self._journal.append(self._complete(self._life.episode).record())

@@ -14,11 +14,11 @@ from turnstile_server.episodes.outcome import Outcome
 from turnstile_server.episodes.own_tools import EpisodeOwnTools
 from turnstile_server.episodes.sandbox import EpisodeSandbox
 from turnstile_server.episodes.steps import EpisodeSteps
-from turnstile_server.episodes.world import RunningWorld
 from turnstile_server.errors import Conflict, TurnstileError
 from turnstile_server.gate.session import EpisodeSession
 from turnstile_server.sandboxes.protocol import Sandbox
 from turnstile_server.spans import OpenSpan, SpanRecorder
+from turnstile_server.tasks.environment import EpisodeEnvironment
 from turnstile_server.tools.protocol import ServedTool
 
 
@@ -32,7 +32,7 @@ class RunTools:
         agent: AgentSpec | None,
         session: EpisodeSession,
         sandbox: EpisodeSandbox | None,
-        world: RunningWorld | None,
+        environment: EpisodeEnvironment | None,
         own_tools: EpisodeOwnTools,
         steps: EpisodeSteps | None,
         spans: SpanRecorder,
@@ -45,7 +45,7 @@ class RunTools:
         self._agent = agent
         self._session = session
         self._sandbox = sandbox
-        self._world = world
+        self._environment = environment
         self._own_tools = own_tools
         self._steps = steps
         self._spans = spans
@@ -70,7 +70,7 @@ class RunTools:
 
     @property
     def has_user(self) -> bool:
-        return self._world is not None and self._world.talks
+        return self._environment is not None and self._environment.talks
 
     @property
     def plain_tools(self) -> bool:
@@ -80,7 +80,7 @@ class RunTools:
         self.check_open()
         self.answer = answer
         try:
-            said = await self._world.respond(answer) if self._world is not None else None
+            said = await self._environment.respond(answer) if self._environment is not None else None
         except TurnstileError as error:
             self._request_stop(Outcome(EpisodeStatus.FAILED, error))
             raise

@@ -83,8 +83,8 @@ class EpisodeSandbox:
         return self._sandbox if self._usable else None
 
     @property
-    def for_world(self) -> Sandbox | None:
-        """The sandbox while the task's world may look at it: prepared, and not yet destroyed."""
+    def for_environment(self) -> Sandbox | None:
+        """The sandbox while the task's environment may look at it: prepared, and not yet destroyed."""
         return self._sandbox if self._prepared and self._task.offers_sandbox else None
 
     async def prepare(self, task: Task, span: OpenSpan | None = None) -> None:
@@ -218,10 +218,10 @@ class EpisodeSandbox:
         self._usable = False
         sandbox = self._sandbox
         task = self._task
-        if sandbox is None or (task.world is None and not task.grades_files):
+        if sandbox is None or (task.environment is None and not task.grades_files):
             return None
         sandbox.enter_phase(None)
-        await sandbox.stop_all()  # also before a world looks at the sandbox
+        await sandbox.stop_all()  # also before an environment looks at the sandbox
         if not task.grades_files:
             return None
         return await fetch_work(sandbox, task, self._max_work_bytes)

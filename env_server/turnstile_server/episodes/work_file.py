@@ -8,40 +8,18 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from turnstile.models import EpisodeStatus, ErrorInfo
 from turnstile_server.grading.protocol import Work
-from turnstile_server.tasks.files import Files
-from turnstile_server.tasks.model import Task
+from turnstile_server.tasks.environment import EpisodeStart
 
 VERSION = 1
+SCORES = "world_scores"
+"""The key of the environment's scores: the first environments were worlds."""
 LEVEL = 1
 """The level of zlib: 90 MB/s and a third of the size for source text; 6 takes twice the time for a tenth less."""
-
-
-@dataclass(frozen=True, slots=True)
-class WorldStart:
-    """The instruction and the files that a world's ``reset`` made of its task for this episode."""
-
-    instruction: str
-    files: Mapping[str, str]
-
-    @staticmethod
-    def of(task: Task) -> WorldStart | None:
-        """``task``: as its episode had it. None for one without a world."""
-        if task.world is None:
-            return None
-        return WorldStart(task.instruction, dict(task.base.inline) if task.base is not None else {})
-
-    def applied_to(self, task: Task) -> Task:
-        """The task as it is now, with the start that the episode had."""
-        base = task.base or (Files() if self.files else None)
-        if base is not None:
-            base = base.model_copy(update={"inline": {**base.inline, **self.files}})
-        return task.model_copy(update={"instruction": self.instruction, "base": base})
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +30,7 @@ class EndedWork:
     work: Work
     status: EpisodeStatus
     error: ErrorInfo | None
-    start: WorldStart | None
+    start: EpisodeStart | None
 
 
 def facts_of(episode_id: str) -> dict[str, Any]:
@@ -69,7 +47,7 @@ def encode(ended: EndedWork) -> bytes:
         "status": ended.status.value,
         "error": None if ended.error is None else ended.error.model_dump(mode="json"),
         "answer": work.answer,
-        "world_scores": None if work.world_scores is None else dict(work.world_scores),
+        SCORES: None if work.environment_scores is None else dict(work.environment_scores),
         "start": None if start is None else {"instruction": start.instruction, "files": dict(start.files)},
         "archive_bytes": None if work.archive is None else len(work.archive),
     }
@@ -90,12 +68,12 @@ def decode(data: bytes) -> EndedWork:
             Work(
                 _unpacked(packed, head["archive_bytes"]),
                 head["answer"],
-                head["world_scores"],
+                head[SCORES],
                 facts=facts_of(head["episode_id"]),
             ),
             EpisodeStatus(head["status"]),
             None if head["error"] is None else ErrorInfo.model_validate(head["error"]),
-            None if start is None else WorldStart(start["instruction"], start["files"]),
+            None if start is None else EpisodeStart(start["instruction"], start["files"]),
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"its head is damaged: {error}") from error

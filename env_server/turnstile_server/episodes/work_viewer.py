@@ -10,6 +10,7 @@ import anyio
 from turnstile.models import Episode, LeftOut, WorkDiff
 from turnstile_server.episodes.regrade import RegradeParts, kept_work
 from turnstile_server.errors import Conflict, NotFound, Unprocessable, WorkNotKept
+from turnstile_server.tasks.episode_task import with_start
 
 
 class WorkViewer:
@@ -50,8 +51,7 @@ class WorkViewer:
         ended = await self._parts.works.load(episode.episode_id, digest)
         if ended.work.archive is None:
             raise WorkNotKept(f"the work of episode {episode.episode_id} has no files, only what it answered")
-        if ended.start is not None and task.world is not None:
-            task = ended.start.applied_to(task)
+        task = with_start(task, ended.start)
         return await backends.grader.diff(episode.episode_id, task, ended.work.archive, _left_out(episode))
 
 

@@ -21,7 +21,7 @@ from turnstile_server.errors import TaskFailed, TurnstileError
 from turnstile_server.grading.composition import Composition
 from turnstile_server.grading.errors import GraderFailed
 from turnstile_server.grading.package_processes import PackageProcesses
-from turnstile_server.grading.protocol import Component, ComponentGrader, Grade, GradingTools, Shared, Work
+from turnstile_server.grading.protocol import Component, ComponentGrader, Grade, GradingTools, Work
 from turnstile_server.grading.registry import create_grader, is_ours, unknown_graders
 from turnstile_server.grading.retries import with_retries
 from turnstile_server.grading.work_diff import WorkDiffer
@@ -29,6 +29,7 @@ from turnstile_server.sandboxes.protocol import SandboxProvider, SandboxSpec
 from turnstile_server.settings import GradingSettings, TaskSettings
 from turnstile_server.spans import nested
 from turnstile_server.tasks.model import Task
+from turnstile_server.tasks.shared import Shared
 
 _LOG = logging.getLogger(__name__)
 

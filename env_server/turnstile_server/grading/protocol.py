@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol
 
 import anyio
 
@@ -17,8 +17,7 @@ from turnstile_server.settings import GradingSettings, TaskSettings
 from turnstile_server.spans import OpenSpan
 from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.part import GraderOptions
-
-T = TypeVar("T")
+from turnstile_server.tasks.shared import Shared
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +29,8 @@ class Work:
     grader of the task reads the work (``GraderOptions.reads_work``)."""
     answer: str | None = None
     """The last answer that was submitted; None: none was."""
-    world_scores: Mapping[str, float] | None = None
-    """Scores that the episode's world gave, by component; None: its task has no world that grades."""
+    environment_scores: Mapping[str, float] | None = None
+    """Scores that the episode's environment gave, by component; None: its task has none that grades."""
     network: NetworkLog | None = field(default=None, compare=False)
     """Log of what its judging reaches by the network; None: nothing is recorded."""
     span: OpenSpan | None = field(default=None, compare=False)
@@ -97,20 +96,6 @@ class Grader(Protocol):
     async def close(self) -> None:
         """Ends the processes that graders have started."""
         ...
-
-
-class Shared:
-    """Objects that graders share, one of each class: for the life of a server, or for one grading."""
-
-    def __init__(self) -> None:
-        self._made: dict[type[Any], Any] = {}
-
-    def get(self, kind: type[T], make: Callable[[], T]) -> T:
-        """The object of ``kind``; ``make`` makes it where there is none yet."""
-        if kind not in self._made:
-            self._made[kind] = make()
-        found: T = self._made[kind]
-        return found
 
 
 @dataclass(frozen=True, slots=True)

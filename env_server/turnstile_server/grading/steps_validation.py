@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable
 import anyio
 
 from turnstile_server.errors import FileProblem
+from turnstile_server.grading.proof_works import ProofParts
 from turnstile_server.grading.protocol import Grade, Grader, Work
 from turnstile_server.grading.step_grades import StepGrades
-from turnstile_server.grading.world_validation import ProofParts
 from turnstile_server.sandboxes.protocol import Sandbox
 from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.workspace import SetUpFailed, prepare_for_agent, prepare_step
@@ -25,7 +25,7 @@ async def played_steps(task: Task, parts: ProofParts, grader: Grader, play: Play
     grades = StepGrades(task)
     sandbox = await parts.provider.create(parts.spec_of(task))
     try:
-        await prepare_for_agent(sandbox, task, parts.archive_of, parts.tasks)
+        await prepare_for_agent(sandbox, task, parts.archive_of, parts.settings.tasks)
         while not grades.over:
             index = len(grades)
             try:

@@ -21,10 +21,11 @@ from turnstile.models import Fault
 from turnstile_server.errors import FileProblem, TurnstileError
 from turnstile_server.grading.leaks import LeakReport, find_leaks, patch_texts, secret_texts
 from turnstile_server.grading.own_programs import runs_the_work
+from turnstile_server.grading.proof_works import ProofParts, play_environment, put_gold
 from turnstile_server.grading.protocol import Grade, Grader, Work
 from turnstile_server.grading.steps_validation import played_steps
-from turnstile_server.grading.world_validation import ProofParts, played, put_gold
 from turnstile_server.sandboxes.protocol import ImageFacts, Sandbox, SandboxProvider
+from turnstile_server.tasks.environment import TaskEnvironment
 from turnstile_server.tasks.files import Files
 from turnstile_server.tasks.images import TaskImages
 from turnstile_server.tasks.model import Gold, Task
@@ -111,8 +112,8 @@ class Validator:
         )
 
     async def _prove(self, task: Task, found: _Findings) -> ProofVerdict:
-        if task.world is not None:
-            return await self._prove_world(task, found)
+        if task.environment is not None:
+            return await self._prove_environment(task, task.environment, found)
         if not task.graders:
             return ProofVerdict.NOT_GRADED
         if task.gold is None:
@@ -135,15 +136,14 @@ class Validator:
             found.add(name, shown, grades, seconds, wanted)
         return ProofVerdict.WRONG if found.problems else ProofVerdict.PROVEN
 
-    async def _prove_world(self, task: Task, found: _Findings) -> ProofVerdict:
-        """Like any task, but each grade is of a world of its own, made from the same seed: a world that is not the
-        same twice shows itself in grades that differ."""
-        assert task.world is not None
+    async def _prove_environment(self, task: Task, environment: TaskEnvironment, found: _Findings) -> ProofVerdict:
+        """Like any task, but each grade is of an environment of its own, made from the same seed: one that is not
+        the same twice shows itself in grades that differ."""
         if not task.graders:
-            await played(task, self._parts, solve=False)
+            await play_environment(task, environment, self._parts, solve=False)
             return ProofVerdict.NOT_GRADED
-        if task.gold is None and not task.world.solvable:
-            found.problems.append("its world has no `solve`, so nothing shows that the task can be solved")
+        if task.gold is None and environment.unsolvable is not None:
+            found.problems.append(f"{environment.unsolvable}, so nothing shows that the task can be solved")
             return ProofVerdict.WRONG
         best = Gold().reward if task.gold is None else task.gold.reward
         for name, shown, wanted in (
@@ -153,7 +153,7 @@ class Validator:
             grades, seconds = [], []
             for _ in range(self._runs):
                 began = time.monotonic()
-                begun, work = await played(task, self._parts, solve=name == GOLD)
+                begun, work = await play_environment(task, environment, self._parts, solve=name == GOLD)
                 grades.append(await self._grader.grade(begun, work))
                 seconds.append(time.monotonic() - began)
             found.add(name, shown, grades, seconds, wanted)
@@ -204,7 +204,7 @@ class Validator:
         for name, each in golds.items():
             sandbox = await self._parts.provider.create(self._parts.spec_of(task))
             try:
-                await prepare_for_agent(sandbox, task, self._parts.archive_of, self._parts.tasks)
+                await prepare_for_agent(sandbox, task, self._parts.archive_of, self._parts.settings.tasks)
                 if name == GOLD:
                     works[NOTHING] = Work(archive=await self._fetch(sandbox, task))
                     await self._search(sandbox, task, gold, found)
@@ -225,7 +225,7 @@ class Validator:
         texts = secret_texts(await self._read(task.base), await self._read(gold.files), hidden)
         texts += patch_texts(gold.patch, reverse=gold.reverse)
         report: LeakReport = await find_leaks(
-            sandbox, texts, self._parts.grading, own_image=found.image is not None
+            sandbox, texts, self._parts.settings.grading, own_image=found.image is not None
         )
         found.problems += report.leaks
         found.leak_note = report.note
@@ -233,7 +233,7 @@ class Validator:
     async def _read(self, files: Files | None) -> dict[str, bytes]:
         if files is None:
             return {}
-        return await anyio.to_thread.run_sync(read_files, files, self._parts.tasks)
+        return await anyio.to_thread.run_sync(read_files, files, self._parts.settings.tasks)
 
     async def _fetch(self, sandbox: Sandbox, task: Task) -> bytes:
         await sandbox.stop_all()
@@ -343,8 +343,7 @@ def _why(grade: Grade) -> str:
     for name, step in grade.detail.get("steps", {}).items():
         why = _why(Grade(step["reward"], {}, step)) if step["reward"] != 1.0 else ""
         reasons.append(f"{name}: {step['reward']:g}{why}")
-    reasons += [
-        line for line in grade.detail.get("summary", ()) if line.startswith(("world: ", "set-up of ", "steps: "))
-    ]
+    summary = grade.detail.get("summary", ())
+    reasons += [line for line in summary if not reasons or line.startswith(("set-up of ", "steps: "))]
     reasons += [f"{path} is left out: {why}" for path, why in diff.get("left_out", ())]
     return "".join(f"\n  {reason}" for reason in reasons)

@@ -74,7 +74,7 @@ class TaskCatalog:
 
     @property
     def in_memory(self) -> Iterator[Task]:
-        """The tasks of small sources. Only these have tools and worlds of their own."""
+        """The tasks of small sources. Only these have tools and environments of their own."""
         return (task for task in self._tasks.values() if isinstance(task, Task))
 
     def select(self, selection: TaskSelection) -> SelectedTasks:

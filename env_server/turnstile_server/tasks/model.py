@@ -23,6 +23,7 @@ from turnstile.models import Limits
 from turnstile.models.base import ClientId
 from turnstile_server.sandboxes.protocol import IMAGE_WORKDIR, WORKDIR
 from turnstile_server.settings.own_tools import OwnToolSpecs
+from turnstile_server.tasks.environment import TaskEnvironment
 from turnstile_server.tasks.files import Files
 from turnstile_server.tasks.grader_options import (
     GradingEntry,
@@ -40,9 +41,8 @@ from turnstile_server.tasks.part import GraderOptions, ImageTests, TaskPart
 from turnstile_server.tasks.reward import RewardRules
 from turnstile_server.tasks.script import EnvName, GoldScript, ScriptTests
 from turnstile_server.tasks.steps import StepReward, TaskStep
-from turnstile_server.worlds.definition import WorldDefinition
 
-OWN_GRADERS = frozenset(("answer", "script", "tests", "world"))
+OWN_GRADERS = frozenset(("answer", "script", "tests"))
 """Graders that fields of a task ask for."""
 
 
@@ -98,8 +98,8 @@ class SandboxWish(TaskPart):
 
 def _only_from_a_source(value: object) -> object:
     """Text from outside names no code of this machine."""
-    if value is not None and not isinstance(value, WorldDefinition):
-        raise ValueError("a class is a task source of its own, `file.py:Class`; it is not named in a task")
+    if value is not None and not isinstance(value, TaskEnvironment):
+        raise ValueError("code is a task source of its own, such as `file.py:Class`; it is not named in a task")
     return value
 
 
@@ -114,14 +114,12 @@ def _own_graders(
     answer: Answer | None,
     script: ScriptTests | None,
     tests: HiddenTests | None,
-    world: WorldDefinition | None,
 ) -> tuple[str, ...]:
     """The graders that fields of a task ask for."""
     asked = (
         ("answer", answer is not None),
         ("script", script is not None),
         ("tests", tests is not None),
-        ("world", world is not None and world.graded),
     )
     return tuple(name for name, wanted in asked if wanted)
 
@@ -163,8 +161,8 @@ class Task(TaskPart):
     )
     gold: Gold | None = None
     wrong: tuple[WrongWork, ...] = Field((), description="Works known to be wrong, with what each must score.")
-    world: Annotated[InstanceOf[WorldDefinition] | None, BeforeValidator(_only_from_a_source)] = Field(
-        None, description="The Python class that makes, serves and grades its episodes. Not in files and requests."
+    environment: Annotated[InstanceOf[TaskEnvironment] | None, BeforeValidator(_only_from_a_source)] = Field(
+        None, description="Code that prepares, serves and scores its episodes. Not in files and requests."
     )
     reward: RewardRules = Field(
         RewardRules(), description="How the components make the reward; their product where it is not given."
@@ -206,21 +204,21 @@ class Task(TaskPart):
         grading = info.data.get("grading")
         if grading is None or not info.data.keys() >= OWN_GRADERS:
             return reward  # a field that is wrong itself
-        world = info.data["world"]
         own = _own_graders(**{name: info.data[name] for name in OWN_GRADERS})
         unit = [
             *(name for name in own if name != "script"),
             *(name for name, entry in grading.items() if unit_kind(entry)),
         ]
-        closed = world is None and not any(map(gives_parts, grading.values()))
+        closed = not any(map(gives_parts, grading.values()))
         reward.check((*own, *grading), unit=unit, closed=closed)
         return reward
 
     @property
     def graders(self) -> tuple[str, ...]:
         """Names of the graders that the task asks for. Each gives one component."""
-        own = _own_graders(self.answer, self.script, self.tests, self.world)
-        return (*own, *self.grading)
+        own = _own_graders(self.answer, self.script, self.tests)
+        of_environment = None if self.environment is None else self.environment.component
+        return (*own, *(() if of_environment is None else (of_environment,)), *self.grading)
 
     @property
     def options(self) -> tuple[GraderOptions, ...]:
@@ -266,11 +264,9 @@ class Task(TaskPart):
         """True if an episode of the task has a reward, at once or later."""
         return bool(self.graders) or self.reward.pending
 
-    @field_serializer("world")
-    def _shown_world(self, world: WorldDefinition | None) -> dict[str, Any] | None:
-        if world is None:
-            return None
-        return {"class": world.name, "parameters": dict(world.parameters), "seed": world.seed}
+    @field_serializer("environment")
+    def _shown_environment(self, environment: TaskEnvironment | None) -> dict[str, Any] | None:
+        return None if environment is None else dict(environment.shown())
 
     @property
     def all_files(self) -> tuple[Files | None, ...]:
@@ -299,9 +295,8 @@ class Task(TaskPart):
 
     @property
     def offers_sandbox(self) -> bool:
-        """True if the tools of a sandbox are the agent's, where its episode has one. A world says so itself: an
-        agent that the server launches lives in a sandbox also where its world is all it should act on."""
-        return self.world is None or self.world.world_class.needs_sandbox
+        """True if the tools of a sandbox are the agent's, where its episode has one."""
+        return self.environment is None or self.environment.offers_sandbox
 
     @property
     def needs_sandbox(self) -> bool:

@@ -1,14 +1,11 @@
-"""Tasks that are Python classes. An author imports ``World`` and ``tool``, and what they need, from here.
+"""Tasks that are Python classes: an author imports ``World`` and ``tool``, and what they need, from here.
 
-Read ``world`` first (what a world is, method by method), then ``declare`` (``@tool``), ``definition`` and
-``load`` (finding and checking worlds when a server starts), ``episode_world`` (one episode's world, from reset to
-close), ``thread`` (where its code runs), ``served`` (its tools), ``sandbox`` (its view of the sandbox) and
-``scores`` (what ``grade`` gives).
+Their code is the room ``kinds/worlds``; docs/worlds.md says how to write, test and prove a world, and
+``examples/worlds`` has some.
 """
 
-from turnstile_server.own_tools import CommandOutput
-from turnstile_server.worlds.declare import tool
-from turnstile_server.worlds.world import (
+from turnstile_server.kinds.worlds.declare import tool
+from turnstile_server.kinds.worlds.world import (
     Scores,
     Start,
     ToolError,
@@ -16,5 +13,6 @@ from turnstile_server.worlds.world import (
     WorldSandbox,
     WorldTask,
 )
+from turnstile_server.own_tools import CommandOutput
 
 __all__ = ["CommandOutput", "Scores", "Start", "ToolError", "World", "WorldSandbox", "WorldTask", "tool"]

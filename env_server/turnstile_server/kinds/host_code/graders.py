@@ -44,7 +44,7 @@ class CodeGrader(ComponentGrader):
             "files": files,
             "facts": {
                 **work.facts,
-                "world_scores": None if work.world_scores is None else dict(work.world_scores),
+                "world_scores": None if work.environment_scores is None else dict(work.environment_scores),
             },
             "arguments": options.arguments,
         }

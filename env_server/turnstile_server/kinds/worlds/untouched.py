@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable
 import anyio
 
 from turnstile_server.errors import TaskFailed, TurnstileError, WorldUnavailable
-from turnstile_server.worlds.definition import WorldDefinition
-from turnstile_server.worlds.episode_world import EpisodeWorld, Worlds
+from turnstile_server.kinds.worlds.definition import WorldDefinition
+from turnstile_server.kinds.worlds.episode_world import EpisodeWorld, Worlds
 
 PLAIN_MESSAGE = "Hello."
 """Plain message for a user that failed to answer the agent. Also the instruction, where ``reset`` gives none."""

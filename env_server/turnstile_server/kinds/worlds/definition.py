@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from turnstile_server.worlds.world import World, defines
+from turnstile_server.kinds.worlds.world import World, defines
 
 if TYPE_CHECKING:  # it takes the MCP SDK's server, half a second
     from turnstile_server.own_tools.signature import FunctionSignature

@@ -1,9 +1,9 @@
-"""Plays a task's world without an agent, for the proof of the task: doing nothing, or its known solution."""
+"""Makes the works that prove a task: its gold solution in a sandbox, its environment played without an agent."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import anyio
 import anyio.to_thread
@@ -12,12 +12,13 @@ from turnstile_server.errors import FileProblem
 from turnstile_server.grading.gold_patch import apply_patch
 from turnstile_server.grading.protocol import Work
 from turnstile_server.sandboxes.protocol import Command, Sandbox, SandboxProvider, SandboxSpec, User
-from turnstile_server.settings import GradingSettings, TaskSettings
+from turnstile_server.settings import Settings
+from turnstile_server.tasks.environment import EnvironmentHost, EpisodeEnvironment, TaskEnvironment
+from turnstile_server.tasks.episode_task import started
 from turnstile_server.tasks.files import Files
 from turnstile_server.tasks.model import Gold, Task
+from turnstile_server.tasks.shared import Shared
 from turnstile_server.tasks.workspace import prepare_for_agent, run_script
-from turnstile_server.tasks.world_source import task_of_episode
-from turnstile_server.worlds.episode_world import EpisodeWorld, Worlds
 
 DELETE_TIMEOUT_S = 30.0
 """No setting: only `turnstile tasks validate` deletes, and only what a solution names."""
@@ -35,55 +36,64 @@ class ProofParts:
     spec_of: Callable[[Task], SandboxSpec]
     archive_of: Callable[[Files], bytes]
     max_work_bytes: int
-    worlds: Worlds
-    tasks: TaskSettings
-    grading: GradingSettings
+    settings: Settings
+    shared: Shared = field(default_factory=Shared)
+    """For the environments of tasks."""
 
 
-async def played(task: Task, parts: ProofParts, *, solve: bool) -> tuple[Task, Work]:
+async def play_environment(
+    task: Task, environment: TaskEnvironment, parts: ProofParts, *, solve: bool
+) -> tuple[Task, Work]:
     """The task as one episode has it, and the work of an agent that does nothing, or that plays the solution.
 
     Raises TaskFailed, SandboxUnavailable, SandboxFailed, FileProblem.
     """
-    assert task.world is not None
-    world = parts.worlds.open(task.world, EPISODE_ID)
     sandbox: Sandbox | None = None
+    host = EnvironmentHost(
+        EPISODE_ID,
+        task.instruction,
+        task.reward.turn_bounds,
+        parts.settings,
+        parts.shared,
+        lambda: sandbox,
+        turn_id=lambda: None,
+        proof=True,
+    )
+    opened = environment.open(host)
     try:
-        start = await world.reset(None, task.instruction)
-        task = task_of_episode(task, start, parts.tasks)
+        task = started(task, await opened.reset(None), parts.settings.tasks)
         if task.needs_sandbox:
             sandbox = await parts.provider.create(parts.spec_of(task))
-            await prepare_for_agent(sandbox, task, parts.archive_of, parts.tasks)
-        answer = await _solved(world, sandbox, task, parts) if solve else None
+            await prepare_for_agent(sandbox, task, parts.archive_of, parts.settings.tasks)
+        answer = await _solved(opened, sandbox, task, parts) if solve else None
         archive = None
         if sandbox is not None:
             await sandbox.stop_all()
             if task.grades_files:
                 archive = await sandbox.download(sandbox.workdir, parts.max_work_bytes)
-        world.show_sandbox(lambda: sandbox)
-        scores = None
-        if world.definition.graded:
-            try:
-                scores = await world.grade(answer)
-            except FileProblem:
-                if solve:
-                    raise
-                scores = {"world": 0.0}  # as in an episode: a file that the agent did not leave
+        try:
+            scores = await opened.grade(answer)
+        except FileProblem:
+            if solve or environment.component is None:
+                raise
+            scores = {environment.component: 0.0}  # as in an episode: a file that the agent did not leave
         return task, Work(archive, answer, scores)
     finally:
         with anyio.CancelScope(shield=True):
             if sandbox is not None:
                 await sandbox.destroy()
-            await world.close()
+            await opened.close()
 
 
-async def _solved(world: EpisodeWorld, sandbox: Sandbox | None, task: Task, parts: ProofParts) -> str | None:
-    """Puts the gold solution of the task in place, if it has one, then has the world play its own. The answer."""
+async def _solved(
+    opened: EpisodeEnvironment, sandbox: Sandbox | None, task: Task, parts: ProofParts
+) -> str | None:
+    """Puts the gold solution of the task in place, if it has one, then has the environment play its own. The
+    answer."""
     gold = task.gold or Gold()
     if sandbox is not None:
         await put_gold(sandbox, gold, parts.archive_of)
-    world.show_sandbox(lambda: sandbox)
-    answer = await world.solve() if world.definition.solvable else None
+    answer = await opened.solve()
     return gold.answer if answer is None else answer
 
 

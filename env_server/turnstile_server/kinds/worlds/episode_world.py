@@ -17,13 +17,13 @@ from collections.abc import Awaitable, Callable
 from typing import cast
 
 from turnstile_server.errors import AgentFailed, FileProblem, TaskFailed, TurnstileError, WorldUnavailable
+from turnstile_server.kinds.worlds.definition import WorldDefinition, place_of
+from turnstile_server.kinds.worlds.sandbox import BlockingSandbox
+from turnstile_server.kinds.worlds.scores import components_of
+from turnstile_server.kinds.worlds.thread import WorldBusy, WorldRaised, WorldThread
+from turnstile_server.kinds.worlds.world import Start, World
 from turnstile_server.sandboxes.protocol import Sandbox
 from turnstile_server.settings import Settings
-from turnstile_server.worlds.definition import WorldDefinition, place_of
-from turnstile_server.worlds.sandbox import BlockingSandbox
-from turnstile_server.worlds.scores import components_of
-from turnstile_server.worlds.thread import WorldBusy, WorldRaised, WorldThread
-from turnstile_server.worlds.world import Start, World
 
 _LOG = logging.getLogger(__name__)
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from turnstile_server.errors import TurnstileError
+from turnstile_server.kinds.worlds.definition import WorldToolMethod
+from turnstile_server.kinds.worlds.episode_world import EpisodeWorld
+from turnstile_server.kinds.worlds.thread import WorldBusy, WorldRaised
+from turnstile_server.kinds.worlds.world import ToolError, World
 from turnstile_server.tools.protocol import EpisodeTools, Progress, ServedTool, ToolResult, ToolSpec
-from turnstile_server.worlds.definition import WorldToolMethod
-from turnstile_server.worlds.episode_world import EpisodeWorld
-from turnstile_server.worlds.thread import WorldBusy, WorldRaised
-from turnstile_server.worlds.world import ToolError, World
 
 _LOG = logging.getLogger(__name__)
 

@@ -19,9 +19,7 @@ from pathlib import Path
 from types import MethodType, ModuleType
 from typing import Any
 
-from turnstile_server.own_tools.names import NamedTool, name_problem
-from turnstile_server.own_tools.signature import FunctionSignature, UnusableFunction, declaration
-from turnstile_server.worlds.definition import (
+from turnstile_server.kinds.worlds.definition import (
     IN_FILE,
     IN_MODULE,
     WorldDefinition,
@@ -29,7 +27,9 @@ from turnstile_server.worlds.definition import (
     name_of,
     place_of,
 )
-from turnstile_server.worlds.world import World, WorldTask
+from turnstile_server.kinds.worlds.world import World, WorldTask
+from turnstile_server.own_tools.names import NamedTool, name_problem
+from turnstile_server.own_tools.signature import FunctionSignature, UnusableFunction, declaration
 
 _PARAMETERS = {"grade": (), "solve": (), "close": (), "respond": ("answer",)}
 """The optional methods of a world, with what they are called with."""

@@ -1,4 +1,4 @@
-"""Tasks that are Python classes: the task source of worlds, and a world's task as one episode has it."""
+"""Tasks that are Python classes: the task source of worlds."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from turnstile_server.errors import TaskFailed
+from turnstile_server.kinds.worlds.definition import WorldDefinition, file_of, names_a_world, place_of
+from turnstile_server.kinds.worlds.environment import WorldEnvironment
+from turnstile_server.kinds.worlds.world import WorldTask, about
 from turnstile_server.settings import TaskSettings
 from turnstile_server.tasks.files import Files
 from turnstile_server.tasks.grader_options import MAY_NAME_CODE
 from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.protocol import FoundTask, Recognition, TaskProblem
-from turnstile_server.worlds.definition import WorldDefinition, file_of, names_a_world, place_of
-from turnstile_server.worlds.world import Start, WorldTask, about
 
-OWN_FIELDS = frozenset({"id", "instruction", "world", "tools"})
+OWN_FIELDS = frozenset({"id", "instruction", "environment", "tools"})
 """Fields of a task that a world says elsewhere than in ``fields``; its tools are its methods."""
 
 
@@ -35,7 +35,7 @@ class WorldClasses:
 
     def load(self, source: str, settings: TaskSettings) -> Iterator[FoundTask | TaskProblem]:
         # It takes the MCP SDK's server, half a second, which only those pay who have a world.
-        from turnstile_server.worlds.load import WorldProblem, each_definition  # noqa: PLC0415
+        from turnstile_server.kinds.worlds.load import WorldProblem, each_definition  # noqa: PLC0415
 
         for found in each_definition(source, settings.max_class_tasks):
             if isinstance(found, WorldProblem):
@@ -72,6 +72,11 @@ def _checked(declared: WorldTask, definition: WorldDefinition) -> Iterator[Found
             said = "there is no such field" if item["type"] == "extra_forbidden" else item["msg"]
             yield TaskProblem(file, line, field, whose + said.removeprefix("Value error, "))
         return
+    environment = WorldEnvironment(definition)
+    if environment.component in task.grading:
+        message = f"{whose}`{environment.component}` is the component of the world itself"
+        yield TaskProblem(file, line, "fields.grading", message)
+        return
     if task.wrong:
         yield TaskProblem(
             file, line, "fields.wrong", f"{whose}a world has no wrong works: test its `grade` instead"
@@ -85,28 +90,4 @@ def _checked(declared: WorldTask, definition: WorldDefinition) -> Iterator[Found
         message = f"{whose}its fields need a sandbox: set needs_sandbox = True in the class"
         yield TaskProblem(file, line, "fields", message)
         return
-    yield FoundTask(task.model_copy(update={"world": definition}), file, line)
-
-
-def task_of_episode(task: Task, start: Start, settings: TaskSettings) -> Task:
-    """The task as one episode has it: with the instruction and files that ``reset`` made. Raises TaskFailed."""
-    update: dict[str, Any] = {"instruction": start.instruction}
-    if start.files:
-        if not task.needs_sandbox:
-            raise TaskFailed(f"task {task.id}: reset gives files, but the world has needs_sandbox = False")
-        base = task.base or Files()
-        try:
-            added = Files.model_validate({"inline": {**base.inline, **start.files}})
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            message = first["msg"].removeprefix("Value error, ")
-            raise TaskFailed(f"task {task.id}: the files that reset gives cannot be used: {message}") from None
-        size = sum(len(text.encode()) for text in added.inline.values())
-        if len(added.inline) > settings.max_folder_files or size > settings.max_folder_bytes:
-            raise TaskFailed(
-                f"task {task.id}: reset gives {len(added.inline)} files of {size} bytes; the most is "
-                f"{settings.max_folder_files} files (tasks.max_folder_files) of {settings.max_folder_bytes} bytes "
-                "(tasks.max_folder_bytes)"
-            )
-        update["base"] = base.model_copy(update={"inline": added.inline})
-    return task.model_copy(update=update)
+    yield FoundTask(task.model_copy(update={"environment": environment}), file, line)
