@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from turnstile_server.grading.answers import judge_answer, parse_number
-from turnstile_server.tasks.model import Answer
+from turnstile_server.tasks.answer import Answer
 
 pytestmark = pytest.mark.anyio
 

@@ -175,6 +175,19 @@ def test_each_step_must_fit_into_a_grading(tmp_path: Path) -> None:
     assert said.startswith("steps.three.script.timeout_s")
 
 
-def test_answer_and_tests_are_not_named_twice() -> None:
-    with pytest.raises(ValueError, match="is a field of the task"):
-        Task.model_validate({"id": "t", "instruction": "x", "grading": {"tests": {}}})
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"answer": {"value": "a"}, "grading": {"answer": {"value": "b"}}}, "`answer` is written twice"),
+        ({"grading": {"other": {"grader": "answer", "value": "b"}}}, "a task has one grader `answer`"),
+        ({"grading": {"world": {}}}, "a class is a task source of its own"),
+    ],
+)
+def test_a_grader_of_a_field_is_asked_for_once_under_its_own_name(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Task.model_validate({"id": "t", "instruction": "x", **fields})
+
+
+def test_a_grader_of_a_field_may_be_written_among_the_others() -> None:
+    written = Task.model_validate({"id": "t", "instruction": "x", "grading": {"answer": {"value": "b"}}})
+    assert written == Task.model_validate({"id": "t", "instruction": "x", "answer": {"value": "b"}})

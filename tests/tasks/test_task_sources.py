@@ -11,7 +11,8 @@ import pytest
 from installed_plugins import declare
 from turnstile_server.errors import StartupError
 from turnstile_server.settings import Settings, TaskSettings
-from turnstile_server.tasks.model import Answer, Task
+from turnstile_server.tasks.answer import Answer
+from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.protocol import FoundTask, Recognition, TaskProblem
 from turnstile_server.tasks.registry import host_paths, load_tasks
 

@@ -23,7 +23,6 @@ from turnstile_server.errors import NotFound, StartupError
 from turnstile_server.own_tools.catalog import OwnToolCatalog
 from turnstile_server.settings import Settings, load_settings
 from turnstile_server.tasks.catalog import TaskCatalog
-from turnstile_server.tasks.model import OWN_GRADERS
 from turnstile_server.tasks.registry import load_tasks
 
 WHOLE_LINES = 10_000
@@ -64,7 +63,7 @@ def show_task(
         task = source.get(task_id)
     except NotFound as error:
         fail(error.message, FAILED)
-    hidden = set() if solution else {*OWN_GRADERS, "environment", "grading", "gold", "steps", "wrong"}
+    hidden = set() if solution else {"environment", "grading", "gold", "steps", "wrong"}
     shown = task.model_dump(mode="json", exclude_defaults=True, exclude=hidden)
     text = yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, width=110)
     typer.echo(visible(text, lines=True), nl=False)

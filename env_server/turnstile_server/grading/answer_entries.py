@@ -9,8 +9,9 @@ from decimal import Decimal
 
 from turnstile_server.grading.answers import AnswerVerdict, judge_answer, parse_number
 from turnstile_server.grading.protocol import Component, ComponentGrader, GradingTools, Work
+from turnstile_server.tasks.answer import Answer
 from turnstile_server.tasks.grader_options import ExactOptions, NumericOptions, RegexOptions
-from turnstile_server.tasks.model import Answer, Task
+from turnstile_server.tasks.model import Task
 
 
 class ExactGrader(ComponentGrader):

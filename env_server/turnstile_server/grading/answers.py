@@ -16,7 +16,8 @@ from subprocess import DEVNULL, CalledProcessError
 import anyio
 
 from turnstile_server.grading.protocol import Component, ComponentGrader, GradingTools, Work
-from turnstile_server.tasks.model import Answer, Task
+from turnstile_server.tasks.answer import Answer
+from turnstile_server.tasks.model import Task
 
 NUMBER = re.compile(r"[+-]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d*)?(?:[eE][+-]?\d{1,3})?")
 MAX_NUMBER_CHARS = 100
@@ -41,7 +42,9 @@ class AnswerVerdict:
 class AnswerGrader(ComponentGrader):
     """The component ``answer``: 1 when the submitted answer is the wanted one, else 0."""
 
-    def __init__(self, tools: GradingTools, name: str, options: None) -> None:
+    Options = Answer
+
+    def __init__(self, tools: GradingTools, name: str, options: Answer) -> None:
         self._regex_timeout_s = tools.settings.regex_timeout_s
 
     async def grade(self, task: Task, work: Work) -> Component:

@@ -16,7 +16,7 @@ from pathlib import Path
 from turnstile.plugins import Plugin
 from turnstile_server.errors import TaskFailed
 from turnstile_server.settings import GradingSettings
-from turnstile_server.tasks.files import Files
+from turnstile_server.tasks.files import Files, FilesOptions
 from turnstile_server.tasks.grader_options import GRADERS, GradingEntry
 from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.part import GraderOptions
@@ -55,7 +55,7 @@ class GraderDigests:
         digest = hashlib.sha256(self._code)
         fields = task.model_dump(mode="json", exclude=_NOT_GRADED_BY)
         digest.update(json.dumps(fields, sort_keys=True).encode())
-        judges = (None if judge is None else judge.files for judge in (task.tests, task.script))
+        judges = (entry.files for entry in task.options if isinstance(entry, FilesOptions))
         for files in (task.base, *judges):
             digest.update(self._packed(files))
         for entry in task.grading.values():

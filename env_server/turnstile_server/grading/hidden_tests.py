@@ -92,7 +92,9 @@ def _environment(argv: Sequence[str], folder: str) -> dict[str, str]:
 class HiddenTestsGrader(ComponentGrader):
     """The component ``tests``: 1 when every expected test passes, else 0."""
 
-    def __init__(self, tools: GradingTools, name: str, options: None) -> None:
+    Options = HiddenTests
+
+    def __init__(self, tools: GradingTools, name: str, options: HiddenTests) -> None:
         self._copies = JudgedCopies(tools)
         self._tools = tools
 

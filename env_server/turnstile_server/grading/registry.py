@@ -1,8 +1,7 @@
 """The graders, by name: the entry points of ``turnstile.graders``.
 
 A grader's object is a class like ``ComponentGrader``. One with ``Options`` is asked for in a task's field
-``grading``, under any name and as often as the task likes; one without has a field of the task to itself, and the
-name of that field.
+``grading``; one without only by the environment of a task, which names it as its component.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ def unknown_graders(task: Task) -> str | None:
         except PluginError as error:
             return f"grading: {error}"
         if entry is not None:
-            return f"grading: `{kind}` is a field of the task: write it there, in the place of {name!r}"
+            return f"grading: `{kind}` has no options: only the environment of a task can ask for it"
     return None
 
 

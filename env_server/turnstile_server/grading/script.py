@@ -41,7 +41,9 @@ _READER = f"{PROGRAMS}/inside/read_reward.py"
 class ScriptGrader(ComponentGrader):
     """The component ``script``: the number that the task's script wrote."""
 
-    def __init__(self, tools: GradingTools, name: str, options: None) -> None:
+    Options = ScriptTests
+
+    def __init__(self, tools: GradingTools, name: str, options: ScriptTests) -> None:
         self._copies = JudgedCopies(tools)
         self._settings = tools.settings
 

@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from pydantic import Field, field_validator
 
 from turnstile_server.tasks.inner_path import InnerPath
-from turnstile_server.tasks.part import TaskPart
+from turnstile_server.tasks.part import GraderOptions, TaskPart
 
 
 class Files(TaskPart):
@@ -49,3 +49,9 @@ class LayeredFiles(Files):
     def of(folders: Sequence[Path]) -> Files | None:
         """None for no folder."""
         return LayeredFiles(folder=folders[0], layers=tuple(folders[1:])) if folders else None
+
+
+class FilesOptions(GraderOptions):
+    """Options of a grader whose hidden files a task brings."""
+
+    files: Files

@@ -85,7 +85,7 @@ class RegexOptions(GraderOptions):
 
 
 def options_of(kind: str) -> type[GraderOptions] | None:
-    """The model of a grader's options; None: only a field of a task asks for it.
+    """The model of a grader's options; None: only the environment of a task asks for it.
 
     Raises UnknownPlugin, and BrokenPlugin also for an object that is no grader.
     """
@@ -144,10 +144,10 @@ def gather_graders(fields: dict[str, Any], own: Collection[str]) -> dict[str, An
     if not moved or not isinstance(grading, Mapping):
         return fields
     kept = {name: value for name, value in fields.items() if name not in moved}
-    given = {name: value for name, value in moved.items() if value is not None}
+    given = {name: moved[name] for name in sorted(moved) if moved[name] is not None}
     for name in given.keys() & grading.keys():
         raise ValueError(f"`{name}` is written twice: as a field of the task, and in `grading`")
-    return {**kept, "grading": {**grading, **given}}
+    return {**kept, "grading": {**given, **grading}}
 
 
 def options_in_field(name: str) -> type[GraderOptions] | None:
@@ -193,7 +193,7 @@ def gives_parts(entry: GradingEntry) -> bool:
 
 def unit_kind(entry: GradingEntry) -> bool:
     """True if the entry's component lies in [0, 1]."""
-    return not gives_parts(entry)
+    return isinstance(entry, GraderOptions) and entry.unit and not entry.parts
 
 
 def reads_work(entry: GradingEntry) -> bool:

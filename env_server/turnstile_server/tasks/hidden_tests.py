@@ -8,9 +8,8 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from turnstile_server.tasks.files import Files
+from turnstile_server.tasks.files import FilesOptions
 from turnstile_server.tasks.inner_path import inner_path
-from turnstile_server.tasks.part import TaskPart
 from turnstile_server.tasks.repository_run import RepositoryRun, check_ids
 
 UNITTEST_ID = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*){2,}")
@@ -44,10 +43,14 @@ def starts_the_work(command: tuple[str, ...]) -> str | None:
     return None
 
 
-class HiddenTests(TaskPart):
+class HiddenTests(FilesOptions):
     """Tests that the agent never sees. Reward component ``tests``: 1 when every expected id passes, else 0."""
 
-    files: Files
+    in_field = True
+    once = True
+    runs_tests = True
+
+    grader: Literal["tests"] = "tests"
     runner: Literal["unittest", "pytest", "command", "repository"] = Field(
         "unittest",
         description="`unittest` and `pytest` report by id; `command` passes by exit status 0 of `command`; "
@@ -71,6 +74,11 @@ class HiddenTests(TaskPart):
         (), description="Paths (globs) of the work folder whose changes are left out of the diff."
     )
     repository: RepositoryRun = Field(RepositoryRun(), description="More of `runner: repository`.")
+
+    @property
+    def in_process(self) -> bool:  # type: ignore[override]  # a fixed value in most graders
+        """See ``GraderOptions``: as ``trust`` says."""
+        return self.trust == "in_process"
 
     @model_validator(mode="before")
     @classmethod

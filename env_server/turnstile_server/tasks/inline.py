@@ -6,6 +6,7 @@ machine. ``{"instruction": "…"}`` is enough; without tests or answer the episo
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from pydantic import ValidationError
@@ -14,7 +15,7 @@ from turnstile.models import TaskRef
 from turnstile.models.base import new_id
 from turnstile_server.errors import Unprocessable
 from turnstile_server.tasks.catalog import TaskCatalog
-from turnstile_server.tasks.files import Files
+from turnstile_server.tasks.files import Files, FilesOptions
 from turnstile_server.tasks.grader_options import field_place, host_code_of
 from turnstile_server.tasks.model import Gold, Task
 from turnstile_server.tasks.part import GraderOptions
@@ -72,10 +73,15 @@ def task_from_ref(ref: TaskRef, *, allow_inline: bool) -> Task:
 def _files(task: Task) -> tuple[tuple[str, Files | None], ...]:
     return (
         ("base", task.base),
-        ("tests.files", task.tests.files if task.tests else None),
-        ("script.files", task.script.files if task.script else None),
+        *_grader_files(task),
         *(each for name, gold in _golds(task) for each in _gold_files(name, gold)),
     )
+
+
+def _grader_files(task: Task) -> Iterator[tuple[str, Files]]:
+    for name, entry in task.grading.items():
+        if isinstance(entry, FilesOptions):
+            yield ".".join(map(str, field_place(("grading", name, "files")))), entry.files
 
 
 def _golds(task: Task) -> list[tuple[str, Gold]]:

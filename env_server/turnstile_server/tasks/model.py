@@ -5,8 +5,7 @@ Nothing of ``tests``, ``answer`` and ``gold`` ever enters a sandbox in which an 
 
 from __future__ import annotations
 
-import re
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BeforeValidator,
@@ -23,8 +22,9 @@ from turnstile.models import Limits
 from turnstile.models.base import ClientId
 from turnstile_server.sandboxes.protocol import IMAGE_WORKDIR, WORKDIR
 from turnstile_server.settings.own_tools import OwnToolSpecs
+from turnstile_server.tasks.answer import Answer
 from turnstile_server.tasks.environment import TaskEnvironment
-from turnstile_server.tasks.files import Files
+from turnstile_server.tasks.files import Files, FilesOptions
 from turnstile_server.tasks.grader_options import (
     GradingEntry,
     gather_graders,
@@ -41,32 +41,6 @@ from turnstile_server.tasks.part import GraderOptions, ImageTests, TaskPart
 from turnstile_server.tasks.reward import RewardRules
 from turnstile_server.tasks.script import EnvName, GoldScript, ScriptTests
 from turnstile_server.tasks.steps import StepReward, TaskStep
-
-OWN_GRADERS = frozenset(("answer", "script", "tests"))
-"""Graders that fields of a task ask for."""
-
-
-class Answer(TaskPart):
-    """An answer given through the tool ``submit``. Reward component ``answer``: 1 or 0."""
-
-    kind: Literal["exact", "numeric", "regex"] = "exact"
-    value: str | FiniteFloat = Field(description="Text (exact), number (numeric) or pattern of the whole (regex).")
-    tolerance: float = Field(0.0, ge=0, allow_inf_nan=False, description="`numeric`: largest |difference|.")
-    ignore_case: bool = Field(False, description="`exact` and `regex`: letters' case does not matter.")
-
-    @model_validator(mode="after")
-    def _fits_its_kind(self) -> Self:
-        if (self.kind == "numeric") != isinstance(self.value, float):
-            wanted = "a number" if self.kind == "numeric" else "text (quote it)"
-            raise ValueError(f"kind: {self.kind} needs a `value` that is {wanted}")
-        if self.kind == "regex":
-            try:
-                re.compile(str(self.value))
-            except re.error as error:
-                raise ValueError(f"`value` is not a regular expression: {error}") from None
-        if self.kind != "numeric" and self.tolerance:
-            raise ValueError("`tolerance` is for kind: numeric")
-        return self
 
 
 class Gold(TaskPart):
@@ -110,20 +84,6 @@ def _no_text(steps: object) -> object:
     return steps or ()
 
 
-def _own_graders(
-    answer: Answer | None,
-    script: ScriptTests | None,
-    tests: HiddenTests | None,
-) -> tuple[str, ...]:
-    """The graders that fields of a task ask for."""
-    asked = (
-        ("answer", answer is not None),
-        ("script", script is not None),
-        ("tests", tests is not None),
-    )
-    return tuple(name for name, wanted in asked if wanted)
-
-
 class Task(TaskPart):
     """A task: the agent's instruction, the files and image it is given, and how its work is graded."""
 
@@ -146,13 +106,10 @@ class Task(TaskPart):
     )
     setup: tuple[str, ...] = Field((), description="Shell commands run in the work folder, for agent and grader.")
     setup_timeout_s: float = Field(120.0, gt=0, description="Time for each of the set-up commands.")
-    tests: HiddenTests | None = None
-    script: ScriptTests | None = None
     steps: Annotated[tuple[InstanceOf[TaskStep], ...], BeforeValidator(_no_text)] = Field(
         (), description="Played one after another; instruction, script and gold are the first one's. Not in files."
     )
     step_reward: StepReward = Field("mean", description="How the steps' rewards make the task's.")
-    answer: Answer | None = None
     grading: Annotated[dict[str, GradingEntry], BeforeValidator(name_kinds)] = Field(
         default_factory=dict, description="Further graders by name, each with its options."
     )
@@ -192,33 +149,47 @@ class Task(TaskPart):
 
     @field_validator("grading")
     @classmethod
-    def _names_no_field(cls, grading: dict[str, GradingEntry]) -> dict[str, GradingEntry]:
-        for name in OWN_GRADERS:
-            if name in grading:
-                raise ValueError(f"`{name}` is a field of the task, not of `grading`")
+    def _asked_once(cls, grading: dict[str, GradingEntry]) -> dict[str, GradingEntry]:
+        for name, entry in grading.items():
+            if isinstance(entry, GraderOptions) and entry.once and name != entry.grader:
+                raise ValueError(
+                    f"a task has one grader `{entry.grader}`: name its entry so, in the place of {name!r}"
+                )
         return grading
 
     @field_validator("reward")
     @classmethod
     def _fits_its_graders(cls, reward: RewardRules, info: ValidationInfo) -> RewardRules:
         grading = info.data.get("grading")
-        if grading is None or not info.data.keys() >= OWN_GRADERS:
+        if grading is None:
             return reward  # a field that is wrong itself
-        own = _own_graders(**{name: info.data[name] for name in OWN_GRADERS})
-        unit = [
-            *(name for name in own if name != "script"),
-            *(name for name, entry in grading.items() if unit_kind(entry)),
-        ]
-        closed = not any(map(gives_parts, grading.values()))
-        reward.check((*own, *grading), unit=unit, closed=closed)
+        unit = [name for name, entry in grading.items() if unit_kind(entry)]
+        reward.check(tuple(grading), unit=unit, closed=not any(map(gives_parts, grading.values())))
         return reward
 
     @property
     def graders(self) -> tuple[str, ...]:
         """Names of the graders that the task asks for. Each gives one component."""
-        own = _own_graders(self.answer, self.script, self.tests)
         of_environment = None if self.environment is None else self.environment.component
-        return (*own, *(() if of_environment is None else (of_environment,)), *self.grading)
+        return (*(() if of_environment is None else (of_environment,)), *self.grading)
+
+    @property
+    def tests(self) -> HiddenTests | None:
+        """The entry ``tests`` of ``grading``."""
+        entry = self.grading.get("tests")
+        return entry if isinstance(entry, HiddenTests) else None
+
+    @property
+    def script(self) -> ScriptTests | None:
+        """The entry ``script`` of ``grading``."""
+        entry = self.grading.get("script")
+        return entry if isinstance(entry, ScriptTests) else None
+
+    @property
+    def answer(self) -> Answer | None:
+        """The entry ``answer`` of ``grading``."""
+        entry = self.grading.get("answer")
+        return entry if isinstance(entry, Answer) else None
 
     @property
     def options(self) -> tuple[GraderOptions, ...]:
@@ -234,25 +205,21 @@ class Task(TaskPart):
         """The task that its step ``index`` is by itself: to be asked and graded."""
         step = self.steps[index]
         gold = None if step.gold is None else Gold(script=step.gold)
-        own = {"instruction": step.instruction, "script": step.script, "gold": gold, "base": step.start}
+        grading = {**self.grading, "script": step.script}
+        own = {"instruction": step.instruction, "grading": grading, "gold": gold, "base": step.start}
         return self.model_copy(update={**own, "steps": ()})
 
     @property
     def trust(self) -> Literal["boundary", "in_process"] | None:
-        """The graders' trust in the work; None where none of it is run. What a script runs cannot be seen, so it
-        counts as in process."""
-        if self.script is not None or any(each.in_process for each in self.options):
+        """The graders' trust in the work; None where none of it is run."""
+        if any(each.in_process for each in self.options):
             return "in_process"
-        return None if self.tests is None else self.tests.trust
+        return "boundary" if any(each.runs_tests for each in self.options) else None
 
     def trusts(self, grader: str) -> bool:
         """True where the work runs with the rights of the task's grader of this name."""
         entry = self.grading.get(grader)
-        if isinstance(entry, GraderOptions):
-            return entry.in_process
-        return grader == "script" or (
-            grader == "tests" and self.tests is not None and self.tests.trust == "in_process"
-        )
+        return isinstance(entry, GraderOptions) and entry.in_process
 
     @property
     def in_process(self) -> bool:
@@ -271,7 +238,7 @@ class Task(TaskPart):
     @property
     def all_files(self) -> tuple[Files | None, ...]:
         """The files of base, tests, gold solution and wrong works."""
-        judges = (judge.files for judge in (self.tests, self.script) if judge is not None)
+        judges = (each.files for each in self.options if isinstance(each, FilesOptions))
         golds = (*(() if self.gold is None else (self.gold,)), *self.wrong)
         programs = (gold.script.files for gold in golds if gold.script is not None)
         steps = (files for index in range(len(self.steps)) for files in self.at_step(index).all_files)
@@ -280,8 +247,7 @@ class Task(TaskPart):
     @property
     def grades_tests(self) -> bool:
         """True if tests of any kind run on the work."""
-        own = self.tests is not None or self.script is not None
-        return own or any(each.runs_tests for each in self.options)
+        return any(each.runs_tests for each in self.options)
 
     @property
     def grades_files(self) -> bool:

@@ -41,8 +41,12 @@ class GraderOptions(TaskPart):
     grader: str
     parts: ClassVar[bool] = False
     """It may give several components, under names of their own, and values outside of [0, 1]."""
+    unit: ClassVar[bool] = True
+    """Its component lies in [0, 1], unless it gives ``parts``."""
     in_field: ClassVar[bool] = False
     """A task may also write them as a field of its own, by the name of the grader."""
+    once: ClassVar[bool] = False
+    """A task asks for the grader once, under the grader's own name."""
     runs_tests: ClassVar[bool] = False
     """Tests run on the work: its task needs a sandbox."""
     in_process: ClassVar[bool] = False

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from turnstile_server.tasks.files import Files
+from turnstile_server.tasks.files import Files, FilesOptions
 from turnstile_server.tasks.image_build import FolderBuild
 from turnstile_server.tasks.inner_path import InnerPath
 from turnstile_server.tasks.part import TaskPart
@@ -15,10 +15,18 @@ EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 """Name of an environment variable."""
 
 
-class ScriptTests(TaskPart):
+class ScriptTests(FilesOptions):
     """A hidden script that judges the work and writes its reward into a file, as Harbor's. Reward component
-    ``script``: the number in ``/logs/verifier/reward.json`` or ``reward.txt``."""
+    ``script``: the number in ``/logs/verifier/reward.json`` or ``reward.txt``. What it runs cannot be seen, so it
+    counts as in process."""
 
+    in_field = True
+    once = True
+    unit = False
+    runs_tests = True
+    in_process = True
+
+    grader: Literal["script"] = "script"
     files: Files = Field(description="Put into `/tests` when the work is in place.")
     program: InnerPath = Field("test.sh", description="The one of them that is run, in the work folder.")
     env: dict[EnvName, str] = Field(default_factory=dict, description="Its variables, over those of the task.")

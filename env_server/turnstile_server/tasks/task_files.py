@@ -17,8 +17,8 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from turnstile_server.settings import TaskSettings
-from turnstile_server.tasks.files import Files
-from turnstile_server.tasks.grader_options import MAY_NAME_CODE, field_place
+from turnstile_server.tasks.files import Files, FilesOptions
+from turnstile_server.tasks.grader_options import MAY_NAME_CODE, GradingEntry, field_place
 from turnstile_server.tasks.model import Gold, Task
 from turnstile_server.tasks.parse import Loc, TaskEntry, TaskSyntaxError, parse_jsonl, parse_yaml
 from turnstile_server.tasks.part import GraderOptions
@@ -137,22 +137,23 @@ def _with_folders(
             return files
         return files.model_copy(update={"folder": folder})
 
+    def below(folder: Path, name: str, entry: GradingEntry) -> GradingEntry:
+        if not isinstance(entry, GraderOptions):
+            return entry
+        if isinstance(entry, FilesOptions):
+            loc = field_place(("grading", name, "files"))
+            entry = entry.model_copy(update={"files": placed(entry.files, *loc)})
+        return entry.below(folder)
+
     changes: dict[str, object] = {}
     if task.base is not None:
         changes["base"] = placed(task.base, "base")
-    if task.tests is not None:
-        changes["tests"] = task.tests.model_copy(update={"files": placed(task.tests.files, "tests", "files")})
-    if task.script is not None:
-        changes["script"] = task.script.model_copy(update={"files": placed(task.script.files, "script", "files")})
     if task.gold is not None:
         changes["gold"] = _placed_gold(task.gold, placed, "gold")
     changes["wrong"] = tuple(_placed_gold(work, placed, "wrong", index) for index, work in enumerate(task.wrong))
     if task.grading:
         folder = path.parent.absolute()
-        changes["grading"] = {
-            name: entry.below(folder) if isinstance(entry, GraderOptions) else entry
-            for name, entry in task.grading.items()
-        }
+        changes["grading"] = {name: below(folder, name, entry) for name, entry in task.grading.items()}
     if task.tools:
         changes["tools"] = task.tools.below(path.parent.absolute())
     return task.model_copy(update=changes), problems

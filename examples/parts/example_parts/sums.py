@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from turnstile_server.settings import TaskSettings
-from turnstile_server.tasks.model import Answer, Task
+from turnstile_server.tasks.answer import Answer
+from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.protocol import FoundTask, Recognition, TaskProblem
 
 
