@@ -151,7 +151,8 @@ $(RUNS): pyproject.toml uv.lock scripts/constraints.py scripts/image_packages.py
 
 $(INSTALLED): $(RUNS)
 	$(BIN)/python scripts/constraints.py > .venv/constraints.txt
-	$(BIN)/pip install --quiet --constraint .venv/constraints.txt --editable '.[dev,embedded]'
+	$(BIN)/pip install --quiet --constraint .venv/constraints.txt uv
+	scripts/pip_install.sh .venv --constraint .venv/constraints.txt --editable '.[dev,embedded]'
 	touch $@
 
 clean:

@@ -22,7 +22,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 MAX_RATIO = 1.6
 MAX_MEGABYTES = 60.0
-RUNS = 21
+RUNS = 9
 
 BELOW = (
     "import asyncio, httpx, numpy; from pydantic import BaseModel, StringConstraints, TypeAdapter; "
@@ -62,7 +62,7 @@ def main() -> int:
             [python, ROOT / "scripts" / "constraints.py"], check=True, capture_output=True
         )
         pins.write_bytes(constraints.stdout)
-        subprocess.run([python, "-m", "pip", "install", "-q", "-c", pins, ROOT], check=True)
+        subprocess.run([ROOT / "scripts" / "pip_install.sh", folder, "-c", pins, ROOT], check=True)
         runs = [(measured(python, BELOW), measured(python, CLIENT)) for _ in range(RUNS)]
     below, seconds = (min(run[at]["seconds"] for run in runs) for at in (0, 1))
     clients = [client for _, client in runs]

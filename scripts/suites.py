@@ -23,8 +23,8 @@ from test_sources import ROOT, certain_markers, modules_of_tests, possible_marke
 
 EVERYTHING = "TURNSTILE_EVERYTHING"
 THOROUGH = "thorough"
-BY_FOLDERS = ["--dist", "each", "--by-folders", "-o", "console_output_style=classic"]
-"""Without percentages: xdist takes each process's part for the whole."""
+APART = ["--dist", "each", "-o", "console_output_style=classic"]
+"""Each process chooses its own part. Without percentages: xdist takes each process's part for the whole."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,8 @@ class Suite:
 
     ``share`` says how processes get their tests: `load` one by one, so that each collects all of them;
     `loadfile` a module at a time, where its tests share what one of them changes, such as an engine's weights;
-    `folders` by its part of the modules, which is all that a process collects (tests/collection.py). ``only``:
+    `folders` by its part of the modules, which is all that a process collects (tests/collection.py); `markers` one
+    process for each of ``any_of``, so that what its tests share, such as an engine, is started once. ``only``:
     modules instead of those that the markers lead to; ``also``: further ones of `make everything`.
     """
 
@@ -104,7 +105,7 @@ SUITES = {
     # What a container played is looked at by the next test of its module.
     "container": Suite(markers("container"), share="loadfile"),
     "agents": Suite(markers("agents"), REAL_ENGINES, processes=3),
-    "engines": Suite(REAL_ENGINES, markers("container"), share="loadfile"),
+    "engines": Suite(REAL_ENGINES, markers("container"), processes=len(REAL_ENGINES), share="markers"),
 }
 
 
@@ -117,7 +118,13 @@ def command(suite: Suite, given: Sequence[str], *, everything: bool) -> list[str
         line += ["--hypothesis-profile=thorough"]
     if suite.processes and not any(word.startswith("-n") for word in given):
         line += ["-n", str(suite.processes)]
-        line += BY_FOLDERS if suite.share == "folders" else ["--dist", suite.share]
+        match suite.share:
+            case "folders":
+                line += [*APART, "--by-folders"]
+            case "markers":
+                line += [*APART, f"--by-markers={','.join(sorted(suite.any_of))}"]
+            case _:
+                line += ["--dist", suite.share]
     return [*line, *(word for word in given if word not in paths), *modules]
 
 

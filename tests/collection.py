@@ -2,7 +2,7 @@
 
 ``--by-folders`` with xdist's ``--dist each``: a process collects and plays its own part of the modules, so that
 all together collect the tests once. Parts are neighbouring modules (they share what their folder sets up) of
-about the same time, by ``.ci/figures.json``.
+about the same time, by ``.ci/figures.json``. ``--by-markers`` likewise: a process plays the tests of its marker.
 
 In every run each test's markers are held against what ``scripts/test_sources.py`` read from the sources, because
 suites are given modules by that.
@@ -28,6 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--by-folders", action="store_true", help="with --dist each: a part of the modules per process"
     )
+    parser.addoption("--by-markers", help="with --dist each: a process for the tests of each of these markers")
 
 
 def parts(modules: list[Path], seconds: dict[str, float], count: int) -> list[list[Path]]:
@@ -44,17 +45,39 @@ def parts(modules: list[Path], seconds: dict[str, float], count: int) -> list[li
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(FirstCases(), "first-cases")
     worker: dict[str, Any] | None = getattr(config, "workerinput", None)
-    if worker is not None and config.getoption("by_folders"):
-        # A process that takes the place of a dead one has the next number.
-        number = int(worker["workerid"].removeprefix("gw")) % worker["workercount"]
+    if worker is None:
+        return
+    # A process that takes the place of a dead one has the next number.
+    number = int(worker["workerid"].removeprefix("gw")) % worker["workercount"]
+    if config.getoption("by_folders"):
         own = parts(named_modules(config), module_seconds(), worker["workercount"])[number]
         config.args[:] = [str(module) for module in own]
+    if config.getoption("by_markers"):
+        config.pluginmanager.register(OneMarker(config, number), "one-marker")
 
 
 def named_modules(config: pytest.Config) -> list[Path]:
     """The test modules that the command line names, by themselves or by their folders."""
     named = [config.invocation_params.dir / word for word in config.args]
     return sorted({module for path in named for module in (path.rglob("test_*.py") if path.is_dir() else [path])})
+
+
+class OneMarker:
+    """Keeps the tests of the marker of this number; a test that bears several is the first one's."""
+
+    def __init__(self, config: pytest.Config, number: int) -> None:
+        self._config = config
+        self._number = number
+        self._markers: list[str] = config.getoption("by_markers").split(",")
+
+    def _number_of(self, item: pytest.Item) -> int:
+        borne = {mark.name for mark in item.iter_markers()}
+        return next((number for number, name in enumerate(self._markers) if name in borne), 0)
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        others = [item for item in items if self._number_of(item) != self._number]
+        self._config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if self._number_of(item) == self._number]
 
 
 class FirstCases:

@@ -31,7 +31,7 @@ from vllm_server import vllm_model
 def target(request: pytest.FixtureRequest) -> Target:
     if request.param == "vllm":
         url = request.getfixturevalue("vllm_url")
-        return Target(vllm_model(), vllm_model(2), url=url, kind="vllm", many=3500)
+        return Target(vllm_model(), vllm_model(2), url=url, kind="vllm", many=1500)
     model, other = make_tiny_model(1), make_tiny_model(2)
     if request.param == "sglang":
         return Target(model, other, url=request.getfixturevalue("sglang_url"))

@@ -42,7 +42,7 @@ from waiting import wait_until
 pytestmark = [pytest.mark.anyio, pytest.mark.vllm, pytest.mark.timeout(TIMEOUT_S)]
 
 GREEDY = EngineSampling(max_new_tokens=24, temperature=0.0)
-LASTING = EngineSampling(max_new_tokens=3500, temperature=0.0)
+LASTING = EngineSampling(max_new_tokens=1500, temperature=0.0)
 
 TURNS = 10
 """A tenth of the aborts that are sent while a call runs to its end, on a machine that is not busy."""
