@@ -148,7 +148,7 @@ async def test_the_report_has_the_settings_of_the_engine_and_what_they_explain()
     assert report.engine == details
     dtype, speculative = report.explanations
     assert dtype.startswith("dtype is bfloat16, not float32")
-    assert "0.05 nats per token" in dtype
+    assert "0.04 nats on average" in dtype
     assert speculative.startswith("speculative_algorithm is EAGLE")
 
 

@@ -50,6 +50,11 @@ class Durability(StrEnum):
     PROCESS = "process"
 
 
+class EngineDtype(StrEnum):
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+
 class RendererBackend(StrEnum):
     AUTO = "auto"
     TEMPLATE = "template"
@@ -86,6 +91,13 @@ def serve(
     engine_arguments: Annotated[
         list[str] | None,
         typer.Argument(metavar="[-- ENGINE ARGUMENTS]...", help="Further arguments of an engine of --launch."),
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option("--device", metavar="[cpu|cuda|cuda:N]", help="Where the embedded engine computes."),
+    ] = None,
+    dtype: Annotated[
+        EngineDtype | None, typer.Option("--dtype", help="In which type the embedded engine computes.")
     ] = None,
     config: Annotated[
         Path | None, typer.Option("--config", help="Settings file (TOML), below flags and environment.")
@@ -173,6 +185,8 @@ def serve(
         "engine.kind": engine,
         "engine.url": engine_url[0] if engine_url and len(engine_url) == 1 else None,
         "engine.urls": engine_url if engine_url and len(engine_url) > 1 else None,
+        "engine.device": device,
+        "engine.dtype": dtype,
         "launch.enabled": launch,
         "launch.arguments": tuple(engine_arguments) if engine_arguments else None,
         "control.host": control_host,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import io
+import json
 import math
 import pickle
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from turnstile_server.engines.weights import TensorBucket
 from turnstile_server.errors import EngineRefused
 
 FLATTENED: Final = "flattened_bucket"
+SAFETENSORS: Final = "safetensors"
 
 ITEM_BYTES: Final = {
     **dict.fromkeys(("float64", "double", "int64", "long", "complex64", "cfloat"), 8),
@@ -89,6 +91,28 @@ def tensors_of(bucket: TensorBucket) -> list[tuple[str, tuple[int, ...]]]:
         raise EngineRefused(
             f"The bucket cannot be read ({type(error).__name__}: {error}). It is base64 of a pickle, as "
             "turnstile.weights.flattened_buckets makes it. The engine was not asked."
+        ) from error
+
+
+def tensors_in_file(bucket: TensorBucket) -> list[tuple[str, tuple[int, ...]]]:
+    """Name and shape of each tensor of a bucket that is a safetensors file, as the embedded engine takes it.
+
+    Raises EngineRefused for anything else.
+    """
+    if len(bucket.serialized) != 1 or bucket.load_format != SAFETENSORS:
+        raise EngineRefused(
+            "The embedded engine takes tensors as one base64 text of a safetensors file (load_format "
+            f"{SAFETENSORS!r}), as turnstile.weights.safetensors_buckets makes it; this bucket has "
+            f"{len(bucket.serialized)} texts and load_format {bucket.load_format!r}."
+        )
+    try:
+        data = base64.b64decode(bucket.serialized[0], validate=True)
+        head = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        return [(name, _sides(entry["shape"])) for name, entry in head.items() if name != "__metadata__"]
+    except _UNREADABLE as error:
+        raise EngineRefused(
+            f"The bucket is no base64 of a safetensors file ({type(error).__name__}: {error}). The engine was not "
+            "asked."
         ) from error
 
 

@@ -46,7 +46,7 @@ _CAUSES: Final = (
         ("dtype",),
         lambda value: value.lower() not in _WHOLE and value.lower() not in _NOTHING,
         "{name} is {value}, not float32: such an engine gives other logprobs for one token alone, in a batch and"
-        " in a prefill. About 0.05 nats per token was measured for bfloat16.",
+        " in a prefill. In bfloat16 0.04 nats on average and up to 0.25 were measured for a small model.",
     ),
     _Cause(
         ("kv_cache_dtype", "cache_dtype"),

@@ -99,6 +99,15 @@ class EngineSettings(Section):
         None, ge=16, description="Context window in tokens, at most the engine's; none: the engine's."
     )
     threads: int = Field(1, ge=1, description="`embedded`: threads of torch.")
+    device: str = Field(
+        "cpu",
+        pattern=r"^(cpu|cuda(:[0-9]+)?)$",
+        description="`embedded`: where it computes: `cpu`, `cuda` or `cuda:N`.",
+    )
+    dtype: Literal["float32", "bfloat16"] = Field(
+        "float32",
+        description="`embedded`: type of its weights, cache and arithmetic; sampling and logprobs are float32.",
+    )
     prefill_chunk: int = Field(
         512, ge=1, description="`embedded`: prompt tokens fed between two decoding steps of the other calls."
     )

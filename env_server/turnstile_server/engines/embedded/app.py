@@ -21,6 +21,7 @@ from turnstile_server.engines.embedded.model import ModelError
 from turnstile_server.engines.embedded.sampling import SamplingParameters
 from turnstile_server.engines.embedded.scheduler import ASLEEP, EngineCall, NewTokens, Scheduler
 from turnstile_server.engines.embedded.stopping import StopRule
+from turnstile_server.engines.embedded.tensors import read_tensors
 from turnstile_server.engines.sglang.facts import SCALED_INPUT_LOGPROBS
 from turnstile_server.engines.weight_spans import WeightSpans
 from turnstile_server.threads import LoopCaller, result_of
@@ -81,6 +82,9 @@ class WorkerApp:
             web.post("/pause_generation", self.pause),
             web.post("/continue_generation", self.resume),
             web.post("/update_weights_from_disk", self.update_weights),
+            web.post("/begin_weight_update", self.accept),
+            web.post("/update_weights_from_tensor", self.load_tensors),
+            web.post("/end_weight_update", self.accept),
             web.post("/update_weight_version", self.name_weights),
             web.post("/flush_cache", self.flush),
             web.post("/release_memory_occupation", self.sleep),
@@ -98,7 +102,9 @@ class WorkerApp:
         return _json(
             {
                 "context_length": self._window,
-                "dtype": "float32",
+                "dtype": self.scheduler.compute.dtype_name,
+                "device": self.scheduler.compute.device.type,
+                "device_name": self.scheduler.compute.device_name,
                 "disable_radix_cache": False,
                 "grammar_backend": "none",
                 "skip_tokenizer_init": False,
@@ -223,6 +229,19 @@ class WorkerApp:
         except ModelError as error:
             return _json({"success": False, "message": f"{folder}: {error}", "num_paused_requests": 0}, status=400)
         return _json({"success": True, "message": "Weights updated.", "num_paused_requests": 0})
+
+    async def accept(self, request: web.Request) -> web.Response:
+        """The begin and the end of an update by tensors: each piece is whole here when it was answered."""
+        return _json({"success": True, "message": "Nothing is to be done."})
+
+    async def load_tensors(self, request: web.Request) -> web.Response:
+        body = await _body(request)
+        try:
+            tensors = await anyio.to_thread.run_sync(read_tensors, body)
+            await result_of(self.scheduler.load_tensors(tensors))
+        except ModelError as error:
+            return _json({"success": False, "message": f"{error}. These tensors were not loaded."}, status=400)
+        return _json({"success": True, "message": "Weights updated."})
 
     async def name_weights(self, request: web.Request) -> web.Response:
         version = (await _body(request)).get("new_version")

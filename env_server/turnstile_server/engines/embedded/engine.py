@@ -24,6 +24,7 @@ from turnstile_server.engines.protocol import (
 )
 from turnstile_server.engines.sglang.engine import SGLangEngine
 from turnstile_server.engines.tokenizer_probe import TokenizerProbe
+from turnstile_server.engines.weights import UpdateWay, WeightBucket
 from turnstile_server.errors import EngineUnavailable
 from turnstile_server.settings import EngineSettings
 
@@ -132,6 +133,15 @@ class EmbeddedEngine(Engine):
 
     async def update_weights(self, path: str, version: str, mode: PauseMode = "retract") -> None:
         await self._running.update_weights(path, version, mode)
+
+    async def begin_update(self, way: UpdateWay) -> None:
+        await self._running.begin_update(way)
+
+    async def load_bucket(self, bucket: WeightBucket) -> None:
+        await self._running.load_bucket(bucket)
+
+    async def end_update(self, version: str) -> None:
+        await self._running.end_update(version)
 
     async def sleep(self) -> None:
         await self._running.sleep()

@@ -13,14 +13,18 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
+from turnstile_server.engines.embedded.device import CPU_FLOAT32, ComputeDevice
+
 FIRST_COLUMNS = 1024
 
 
 class KvRows(Cache):
-    """``rows`` rows that grow up to ``columns`` columns, in the shapes that the model's layers ask for."""
+    """``rows`` rows that grow up to ``columns`` columns, in the shapes that the model's layers ask for.
+    ``compute``: the device and dtype of the model, which the buffers have too."""
 
-    def __init__(self, rows: int, columns: int) -> None:
+    def __init__(self, rows: int, columns: int, compute: ComputeDevice = CPU_FLOAT32) -> None:
         super().__init__(layers=[])
+        self._compute = compute
         self.held: list[list[int]] = [[] for _ in range(rows)]
         self._last_use = [0] * rows
         self._clock = 0
@@ -28,7 +32,8 @@ class KvRows(Cache):
         self._keys: dict[int, Tensor] = {}
         self._values: dict[int, Tensor] = {}
         self._rows = slice(0, 0)
-        self._positions = torch.empty(0, dtype=torch.int64)
+        self._row_numbers = self._positions = torch.empty(0, dtype=torch.int64, device=compute.device)
+        self._start = 0
         self._end = 0
 
     def choose_row(self, ids: list[int], limit: int, first_free: int) -> int:
@@ -75,19 +80,27 @@ class KvRows(Cache):
         """The next forward appends ``count`` ids to ``row``. Gives position_ids [1, count] and the mask
         [1, 1, count, columns]."""
         start = len(self.held[row])
-        self._rows, self._end = slice(row, row + 1), start + count
-        self._positions = torch.arange(start, start + count)
-        mask = torch.arange(self._end)[None, :] <= self._positions[:, None]
-        return self._positions[None, :], mask[None, None]
+        self._aim(slice(row, row + 1), start, start + count)
+        self._positions = torch.arange(start, start + count, device=self._compute.device)
+        return self._positions[None, :], self._mask()[None, None]
 
     def aim_at_first(self, count: int) -> tuple[Tensor, Tensor]:
         """The next forward appends one id to each of the first ``count`` rows. Gives position_ids [count, 1]
         and the mask [count, 1, 1, columns]."""
-        self._rows = slice(0, count)
-        self._positions = torch.tensor([len(held) for held in self.held[:count]])
-        self._end = int(self._positions.max()) + 1
-        mask = torch.arange(self._end)[None, :] <= self._positions[:, None]
-        return self._positions[:, None], mask[:, None, None]
+        lengths = [len(held) for held in self.held[:count]]
+        self._aim(slice(0, count), lengths[0], max(lengths) + 1)
+        self._positions = torch.tensor(lengths, device=self._compute.device)
+        return self._positions[:, None], self._mask()[:, None, None]
+
+    def _aim(self, rows: slice, start: int, end: int) -> None:
+        """``start``: the first new position of the first row; ``end``: behind the last of all. They are known
+        here, so that no layer has to wait for a GPU to read them."""
+        self._rows, self._start, self._end = rows, start, end
+        self._row_numbers = torch.arange(rows.start, rows.stop, device=self._compute.device)
+
+    def _mask(self) -> Tensor:
+        """bool [positions, columns]: True where the column is not behind the position."""
+        return torch.arange(self._end, device=self._compute.device)[None, :] <= self._positions[:, None]
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
@@ -97,11 +110,9 @@ class KvRows(Cache):
         for buffers, states in ((self._keys, key_states), (self._values, value_states)):
             buffer = self._room(buffers, layer_idx, states)
             if states.shape[2] == 1:
-                rows = torch.arange(self._rows.start, self._rows.stop)
-                buffer[rows, :, self._positions] = states[:, :, 0]
+                buffer[self._row_numbers, :, self._positions] = states[:, :, 0]
             else:
-                start = int(self._positions[0])
-                buffer[self._rows.start, :, start : start + states.shape[2]] = states[0]
+                buffer[self._rows.start, :, self._start : self._start + states.shape[2]] = states[0]
             results.append(buffer[self._rows, :, : self._end])
         return results[0], results[1]
 
@@ -112,9 +123,8 @@ class KvRows(Cache):
         columns = FIRST_COLUMNS if buffer is None else buffer.shape[2]
         while columns < self._end:
             columns *= 2
-        # From NumPy, because calloc'd pages that no call reaches cost no memory.
         shape = (len(self.held), states.shape[1], min(columns, max(self._columns, self._end)), states.shape[3])
-        grown = torch.from_numpy(np.zeros(shape, np.float32))
+        grown = self._zeros(shape)
         if buffer is not None:
             for row in range(len(self.held)):
                 kept = min(max(len(self.held[row]), 1), buffer.shape[2])
@@ -122,8 +132,16 @@ class KvRows(Cache):
         buffers[layer] = grown
         return grown
 
+    def _zeros(self, shape: tuple[int, ...]) -> Tensor:
+        if self._compute.device.type != "cpu":
+            return torch.zeros(shape, dtype=self._compute.dtype, device=self._compute.device)
+        # From NumPy, because calloc'd pages that no call reaches cost no memory. It has no bfloat16; the bits of
+        # its zero are those of an integer.
+        numbers = np.float32 if self._compute.dtype == torch.float32 else np.int16
+        return torch.from_numpy(np.zeros(shape, numbers)).view(self._compute.dtype)
+
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        return int(self._positions[0]) if len(self._positions) else 0
+        return self._start
 
 
 def _common_prefix(a: list[int], b: list[int]) -> int:

@@ -1,4 +1,4 @@
-"""Loading a Hugging Face causal model on CPU in float32, and its forwards over the rows of a cache.
+"""Loading a Hugging Face causal model, new tensors for it, and its forwards over the rows of a cache.
 
 What must hold: every weight comes from the folder (a folder that lacks one cannot be loaded), and the model's
 cached forward equals its plain forward. Both are checked at load.
@@ -6,7 +6,11 @@ cached forward equals its plain forward. Both are checked at load.
 
 from __future__ import annotations
 
+import copy
 import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,9 +18,14 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from turnstile_server.engines.embedded.device import CPU_FLOAT32, ComputeDevice
 from turnstile_server.engines.embedded.kv_rows import KvRows
 
 SELF_CHECK_TOLERANCE: Final = 1e-3
+SELF_CHECK_SHARE: Final = 1e-4
+"""Largest difference of a cached and a plain logit in float32, absolute and as a share of the largest logit:
+whichever is more. SmolLM2-135M is 2.5e-5 of its logit of 34 apart; a mask or a position that is off by one gives a
+share of 0.035 and more."""
 
 
 class ModelError(Exception):
@@ -34,13 +43,17 @@ def weights_name(folder: Path) -> str:
 
 class LoadedModel:
     """One set of weights. ``version`` names it; ``window`` is the model's context length, ``unknown`` the names in
-    its folder that the model has no weights for. After ``release`` only these facts are left."""
+    its folder that the model has no weights for. ``from_folder``: all weights are those of the folder; False once
+    tensors were loaded. After ``release`` only these facts are left."""
 
-    def __init__(self, folder: Path, version: str) -> None:
+    def __init__(self, folder: Path, version: str, compute: ComputeDevice = CPU_FLOAT32) -> None:
+        """Raises ModelError."""
         self.folder = folder
         self.version = version
+        self.compute = compute
+        self.from_folder = True
         self._model: Any
-        self._model, config, self.unknown = _load(folder)
+        self._model, config, self.unknown = _load(folder, compute)
         self.vocab_size: int = config["vocab_size"]
         self.window: int = config["max_position_embeddings"]
         generation = self._model.generation_config.eos_token_id if self._model.generation_config else None
@@ -51,10 +64,28 @@ class LoadedModel:
         self._model = None
 
     @torch.inference_mode()
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Writes ``tensors`` into the weights of the same names, rounded to the model's dtype. All or none.
+
+        Raises ModelError for a name that the model has not, or a tensor of another shape or without floats.
+        """
+        own = dict(self._model.named_parameters())
+        for name, tensor in tensors.items():
+            if name not in own:
+                raise ModelError(f"the model has no weights of the name {name}")
+            if tensor.shape != own[name].shape:
+                raise ModelError(f"{name} is {list(tensor.shape)}, the model's is {list(own[name].shape)}")
+            if not tensor.is_floating_point():
+                raise ModelError(f"{name} is {tensor.dtype}, which is no type of weights")
+        self.from_folder = False
+        for name, tensor in tensors.items():
+            own[name].copy_(tensor)
+
+    @torch.inference_mode()
     def prefill(self, cache: KvRows, row: int, ids: list[int], *, all_logits: bool) -> Tensor:
         """Appends ``ids`` to ``row``. Gives logits float32 [len(ids), V], or [1, V] of the last one."""
         positions, mask = cache.aim_at_row(row, len(ids))
-        logits = self._forward(torch.tensor([ids]), positions, mask, cache, keep=0 if all_logits else 1)
+        logits = self._forward(self._ids([ids]), positions, mask, cache, keep=0 if all_logits else 1)
         cache.held[row] = cache.held[row] + ids
         return logits[0]
 
@@ -62,10 +93,13 @@ class LoadedModel:
     def decode(self, cache: KvRows, last_ids: list[int]) -> Tensor:
         """Appends one id to each of the first rows. Gives logits float32 [rows, V]."""
         positions, mask = cache.aim_at_first(len(last_ids))
-        logits = self._forward(torch.tensor(last_ids)[:, None], positions, mask, cache, keep=1)
+        logits = self._forward(self._ids(last_ids)[:, None], positions, mask, cache, keep=1)
         for row, token in enumerate(last_ids):
             cache.held[row].append(token)
         return logits[:, -1]
+
+    def _ids(self, ids: list[int] | list[list[int]]) -> Tensor:
+        return torch.tensor(ids, device=self.compute.device)
 
     def _forward(self, ids: Tensor, positions: Tensor, mask: Tensor, cache: KvRows, *, keep: int) -> Tensor:
         output = self._model(
@@ -81,11 +115,28 @@ class LoadedModel:
 
     @torch.inference_mode()
     def check_cache(self) -> None:
-        """Raises ModelError when the cached forward, alone or in a batch, differs from the plain one."""
+        """Raises ModelError when the cached forward, alone or in a batch, differs from the plain one.
+
+        They are compared in float32, where a mistake stands out from the rounding; in bfloat16 they have to be
+        finite."""
+        if self.compute.dtype != torch.float32:
+            exact = copy.copy(self)
+            exact._model = copy.deepcopy(self._model).float()
+            exact.compute = replace(self.compute, dtype=torch.float32)
+            exact.check_cache()
+        worst, largest = self._compare_forwards()
+        limit = max(SELF_CHECK_TOLERANCE, SELF_CHECK_SHARE * largest)
+        if not worst < (limit if self.compute.dtype == torch.float32 else math.inf):
+            raise ModelError(
+                f"its cached and plain logits differ by {worst:g}; this architecture is not supported"
+            )
+
+    def _compare_forwards(self) -> tuple[float, float]:
+        """Largest |cached - plain| of any logit, and the largest |logit|. Raises ModelError."""
         ids = [i % self.vocab_size for i in range(3, 12)]
         try:
-            plain = self._model(input_ids=torch.tensor([ids]), use_cache=False).logits[0].float()
-            cache = KvRows(2, self.window)
+            plain = self._model(input_ids=self._ids([ids]), use_cache=False).logits[0].float()
+            cache = KvRows(2, self.window, self.compute)
             first = self.prefill(cache, 0, ids[:5], all_logits=True)
             second = self.prefill(cache, 1, ids[:3], all_logits=True)
             both = self.decode(cache, [ids[5], ids[3]])
@@ -95,11 +146,8 @@ class LoadedModel:
                 f"its attention cache cannot be used in rows ({type(error).__name__}: {error})"
             ) from error
         pairs = ((first, plain[:5]), (second, plain[:3]), (both, plain[[5, 3]]), (rest, plain[6:]))
-        worst = max(float((a - b).abs().max()) for a, b in pairs)
-        if not worst < SELF_CHECK_TOLERANCE:
-            raise ModelError(
-                f"its cached and plain logits differ by {worst:g}; this architecture is not supported"
-            )
+        differences = torch.stack([(a - b).abs().max() for a, b in pairs])
+        return float(differences.max()), float(plain.abs().max())
 
 
 def load_tokenizer(folder: Path) -> Any:
@@ -114,7 +162,7 @@ def load_tokenizer(folder: Path) -> Any:
     return tokenizer
 
 
-def _load(folder: Path) -> tuple[Any, dict[str, Any], frozenset[str]]:
+def _load(folder: Path, compute: ComputeDevice) -> tuple[Any, dict[str, Any], frozenset[str]]:
     if not folder.is_dir():
         raise ModelError("it is a file, not a folder" if folder.exists() else "there is no such folder")
     if not (folder / "config.json").is_file():
@@ -125,7 +173,7 @@ def _load(folder: Path) -> tuple[Any, dict[str, Any], frozenset[str]]:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,
             local_files_only=True,
-            dtype=torch.float32,
+            dtype=compute.dtype,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # refused below, by name: the library's error points to its log
         )
@@ -146,8 +194,11 @@ def _load(folder: Path) -> tuple[Any, dict[str, Any], frozenset[str]]:
         )
     model.eval()
     # The loader maps the file. Weights of our own stay as they are when the file is written again or removed.
-    for tensor in (*model.parameters(), *model.buffers()):
-        tensor.data = tensor.data.clone()
+    try:
+        for tensor in (*model.parameters(), *model.buffers()):
+            tensor.data = tensor.data.to(compute.device, copy=True)
+    except torch.OutOfMemoryError as error:
+        raise ModelError(f"{compute.device_name} has not enough memory for its weights ({error})") from error
     values = config.to_dict()
     for name in ("vocab_size", "max_position_embeddings"):
         if not isinstance(values.get(name), int):

@@ -35,7 +35,10 @@ KEPT_LINES: Final = 40
 STATUS_BYTES: Final = 1 << 16
 """Longest line with which the child says that it is ready."""
 
-PASSED_ON: Final = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
+PASSED_ON: Final = (
+    *("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV"),
+    *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"),
+)
 """The variables of our environment that the child gets. None of them holds a key."""
 
 
@@ -88,6 +91,7 @@ class WorkerProcess:
         command += ["--model", str(self._model_dir), "--socket", str(self.socket)]
         command += ["--max-batch", str(settings.max_batch), "--threads", str(settings.threads)]
         command += ["--prefill-chunk", str(settings.prefill_chunk)]
+        command += ["--device", settings.device, "--dtype", settings.dtype]
         if settings.context_length is not None:
             command += ["--context-length", str(settings.context_length)]
         if self._seed is not None:

@@ -35,8 +35,8 @@ def scaled_logprobs(logits: Tensor, temperature: float) -> Tensor:
 def sample(
     logits: Tensor, parameters: Sequence[SamplingParameters], generator: torch.Generator
 ) -> tuple[list[int], list[float]]:
-    """One id and its logprob per row of ``logits`` [B, V] float32."""
-    temperatures = torch.tensor([p.temperature or 1.0 for p in parameters])
+    """One id and its logprob per row of ``logits`` [B, V] float32. ``generator``: on the device of ``logits``."""
+    temperatures = torch.tensor([p.temperature or 1.0 for p in parameters], device=logits.device)
     logprobs = torch.log_softmax(logits / temperatures[:, None], dim=-1)
     chosen = logits.argmax(dim=-1)
     sampled = [row for row, p in enumerate(parameters) if p.temperature > 0]

@@ -17,7 +17,7 @@ import sys
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,11 +25,13 @@ from typing import Any, Final, Literal, TypeVar
 
 import torch
 
+from turnstile_server.engines.embedded.device import ComputeDevice
 from turnstile_server.engines.embedded.heap import give_back
 from turnstile_server.engines.embedded.kv_rows import KvRows
 from turnstile_server.engines.embedded.model import LoadedModel, ModelError
 from turnstile_server.engines.embedded.sampling import SamplingParameters, sample, scaled_logprobs
 from turnstile_server.engines.embedded.stopping import StopRule
+from turnstile_server.engines.weight_spans import UNKNOWN_WEIGHTS
 
 T = TypeVar("T")
 
@@ -97,8 +99,8 @@ class Scheduler:
         self._decode = decode
         self._post = post
         self._crash = crash
-        self._cache = KvRows(limits.max_batch, limits.window)
-        self._generator = torch.Generator()
+        self._cache = KvRows(limits.max_batch, limits.window, model.compute)
+        self._generator = torch.Generator(model.compute.device)
         if seed is None:
             self._generator.seed()
         else:
@@ -121,6 +123,10 @@ class Scheduler:
     @property
     def folder(self) -> Path:
         return self._model.folder
+
+    @property
+    def compute(self) -> ComputeDevice:
+        return self._model.compute
 
     @property
     def asleep(self) -> bool:
@@ -155,6 +161,11 @@ class Scheduler:
     def update_weights(self, folder: Path, version: str) -> Future[None]:
         """Fails with ModelError and keeps the old weights when ``folder`` cannot be served, and while asleep."""
         return self._ask(lambda: self._update(folder, version))
+
+    def load_tensors(self, tensors: Mapping[str, torch.Tensor]) -> Future[None]:
+        """Replaces the weights of these names; running calls are computed anew. Fails with ModelError and keeps
+        the old weights for tensors that do not fit, and while asleep."""
+        return self._ask(lambda: self._load_tensors(tensors))
 
     def name_weights(self, version: str) -> Future[None]:
         """Tokens are sampled under ``version`` from now on."""
@@ -247,7 +258,7 @@ class Scheduler:
         if call.score_from is None:
             return
         logprobs = scaled_logprobs(logits, call.sampling.temperature)
-        followers = torch.tensor(ids[1:])
+        followers = torch.tensor(ids[1:], device=logits.device)
         scores = logprobs.gather(1, followers[:, None])[:, 0].tolist()
         first = max(call.score_from - done, 0)
         last = len(call.prompt) - 1 - done  # never the outputs of a call that was retracted
@@ -337,6 +348,13 @@ class Scheduler:
             raise ModelError(ASLEEP)
         self._load(folder, version)
 
+    def _load_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        if self._asleep:
+            raise ModelError(ASLEEP)
+        self._model.load_tensors(tensors)
+        self._retract()
+        self._cache.forget()
+
     def _name(self, version: str) -> None:
         self._model.version = version
 
@@ -345,18 +363,21 @@ class Scheduler:
             return False
         self._asleep = True
         self._model.release()
-        self._cache = KvRows(self._limits.max_batch, self._limits.window)
+        self._cache = KvRows(self._limits.max_batch, self._limits.window, self._model.compute)
         give_back()
+        self._model.compute.empty_cache()
         return True
 
     def _wake(self) -> None:
         if not self._asleep:
             raise ModelError("the engine is not asleep")
-        self._load(self._model.folder, self._model.version)
+        # What came as tensors is nowhere any more: the folder's weights are others.
+        version = self._model.version if self._model.from_folder else UNKNOWN_WEIGHTS
+        self._load(self._model.folder, version)
         self._asleep = False
 
     def _load(self, folder: Path, version: str) -> None:
-        fresh = LoadedModel(folder, version)
+        fresh = LoadedModel(folder, version, self._model.compute)
         if (fresh.vocab_size, fresh.window) != (self._model.vocab_size, self._model.window):
             raise ModelError("its vocabulary or context length is not that of the model served")
         unknown = sorted(fresh.unknown - self._model.unknown)

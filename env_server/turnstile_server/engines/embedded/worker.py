@@ -24,6 +24,7 @@ import torch
 from aiohttp import web
 
 from turnstile_server.engines.embedded.app import WorkerApp
+from turnstile_server.engines.embedded.device import DeviceError, compute_device
 from turnstile_server.engines.embedded.model import LoadedModel, ModelError, load_tokenizer, weights_name
 from turnstile_server.engines.embedded.scheduler import Scheduler, SchedulerLimits
 
@@ -40,11 +41,15 @@ def main() -> None:
     _die_with_parent(end)
     torch.set_num_threads(arguments.threads)
     try:
-        model = LoadedModel(arguments.model, weights_name(arguments.model))
+        compute = compute_device(arguments.device, arguments.dtype)
+        model = LoadedModel(arguments.model, weights_name(arguments.model), compute)
         tokenizer = load_tokenizer(arguments.model)
         model.check_cache()
     except ModelError as error:
         _report(status, {"error": f"The model folder {arguments.model} cannot be served: {error}."})
+        sys.exit(2)
+    except DeviceError as error:
+        _report(status, {"error": f"The embedded engine cannot start: {error}."})
         sys.exit(2)
     window = min(model.window, arguments.context_length or model.window)
 
@@ -128,6 +133,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--max-batch", type=int, default=16)
     parser.add_argument("--prefill-chunk", type=int, default=512)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
+    parser.add_argument("--dtype", default="float32", help="float32 or bfloat16")
     parser.add_argument("--context-length", type=int, default=None)
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--incremental-streaming-output", action="store_true")

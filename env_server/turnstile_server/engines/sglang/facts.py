@@ -27,11 +27,12 @@ INPUT_MARGIN: Final = 6
 
 SCALED_INPUT_LOGPROBS: Final = "turnstile_scaled_input_logprobs"
 """Key in ``/server_info`` of our own worker: input logprobs follow the call's temperature; weights come from a
-folder only, and calls are computed again after every update."""
+folder or as safetensors, and calls are computed again after every update."""
 
 _DETAILS: Final = {
     "sglang": "version",
     "dtype": "dtype",
+    "device": "device_name",
     "quantization": "quantization",
     "kv_cache_dtype": "kv_cache_dtype",
     "attention_backend": "attention_backend",
@@ -61,8 +62,8 @@ class ServerFacts:
     ``scales_input_logprobs``: its input logprobs follow the call's temperature. ``weight_version``: its weights.
     ``model_path``: the folder that it started with. ``quantized``: it has tensors of other shapes than its folder.
     ``prefill_tokens``: most prompt tokens computed at once; None: no bound. ``keeps_cache_in_place``: weights that
-    are loaded in place leave calls their old cache. ``checks_tensors``: it refuses weights that do not fit,
-    whole. ``loads``, ``metrics``: it has ``/v1/loads``, ``/metrics``. ``no_sleep``: why it cannot sleep.
+    are loaded in place leave calls their old cache. ``checks_folders``: it refuses a folder that does not
+    fit, whole. ``loads``, ``metrics``: it has ``/v1/loads``, ``/metrics``. ``no_sleep``: why it cannot sleep.
     """
 
     capabilities: EngineCapabilities
@@ -73,7 +74,7 @@ class ServerFacts:
     tensor_parallel: int = 1
     prefill_tokens: int | None = None
     keeps_cache_in_place: bool = True
-    checks_tensors: bool = False
+    checks_folders: bool = False
     loads: bool = False
     metrics: bool = False
     no_sleep: str = ""
@@ -93,7 +94,7 @@ def facts_of(
     vocabulary = vocabulary_size(url, str(model.get("model_path", "")), vocab_size)
     own_worker = server.get(SCALED_INPUT_LOGPROBS) is True
     no_sleep = _no_sleep(server)
-    updates: frozenset[UpdateWay] = frozenset({"disk"}) if own_worker else _ways(server)
+    updates: frozenset[UpdateWay] = frozenset({"disk", "tensors"}) if own_worker else _ways(server)
     capabilities = EngineCapabilities(
         context_length=window,
         vocab_size=vocabulary,
@@ -102,7 +103,7 @@ def facts_of(
         scores=True,
         longest_scored=_longest_scored(server, window),
         updates=updates,
-        tensor_format="flattened_bucket" if "tensors" in updates else None,
+        tensor_format="safetensors" if own_worker else "flattened_bucket",
         tensor_copies=_whole(server, "tp_size") or 1,
         adapters=server.get("enable_lora") is True,
         cache_tokens=_whole(server, "max_total_num_tokens"),
@@ -119,7 +120,7 @@ def facts_of(
         tensor_parallel=_whole(server, "tp_size") or 1,
         prefill_tokens=_whole(server, "chunked_prefill_size"),
         keeps_cache_in_place=not own_worker,
-        checks_tensors=own_worker,
+        checks_folders=own_worker,
         loads=not own_worker,
         metrics=server.get("enable_metrics") is True,
         no_sleep=no_sleep,

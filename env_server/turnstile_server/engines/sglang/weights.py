@@ -21,7 +21,7 @@ import anyio
 
 from turnstile.models import PauseMode
 from turnstile_server.engines.replies import same_folder
-from turnstile_server.engines.serialized_tensors import tensors_of
+from turnstile_server.engines.serialized_tensors import SAFETENSORS, tensors_in_file, tensors_of
 from turnstile_server.engines.sglang.calls import LiveCalls
 from turnstile_server.engines.sglang.control import SGLangControl
 from turnstile_server.engines.sglang.facts import ServerFacts
@@ -228,7 +228,11 @@ class SGLangWeights:
             raise EngineRefused(
                 f"The bucket is serialized for {len(bucket.serialized)} ranks; the engine has {ranks} (--tp-size)."
             )
-        tensors = tensors_of(bucket)
+        tensors = (
+            tensors_in_file(bucket)
+            if self._facts.capabilities.tensor_format == SAFETENSORS
+            else tensors_of(bucket)
+        )
         shapes = self._model_shapes()
         if shapes is not None:
             check_tensors(tensors, shapes)
@@ -240,7 +244,7 @@ class SGLangWeights:
 
     async def _check_folder(self, path: str) -> None:
         def check() -> None:
-            shapes = self._model_shapes()
+            shapes = None if self._facts.checks_folders else self._model_shapes()
             if shapes is not None and Path(path).is_dir():
                 check_folder(Path(path), shapes)
 
@@ -248,7 +252,7 @@ class SGLangWeights:
 
     def _model_shapes(self) -> TensorShapes | None:
         """The tensor shapes of the model that the server started with; None where they cannot be known."""
-        if not self._settings.check_weights or self._facts.checks_tensors or self._facts.quantized:
+        if not self._settings.check_weights or self._facts.quantized:
             return None  # quantised layers take tensors of other shapes than they have on disk
         if not self._shapes_read:
             self._shapes, self._shapes_read = folder_shapes(Path(self._facts.model_path)), True
