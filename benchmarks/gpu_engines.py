@@ -9,7 +9,7 @@ directly and through the gate in turns, then updates from a folder, from tensors
 GPU).
 
 ``--dry-run`` starts nothing: it prints every command, imports every part and parses every command of its own. No
-figure of this benchmark has been measured yet: no machine with a GPU was at hand.
+figure of this benchmark has been measured yet.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""Parts of ``benchmarks/gpu_proof.py``: ``commands``, ``other_weights``, ``distances`` and ``tables``."""
