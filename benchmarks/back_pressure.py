@@ -29,7 +29,7 @@ from turnstile_server.demo import TINY
 from turnstile_server.engines.fleet.fleet import Fleet
 from turnstile_server.engines.protocol import CallOrigin, EngineSampling
 from turnstile_server.errors import TurnstileError
-from turnstile_server.settings import WorkerSettings
+from turnstile_server.settings import FleetSettings
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "tests")]
 from sglang_server import sglang_server  # noqa: E402 - the tests' way to start a real server
@@ -74,7 +74,7 @@ async def play_episode(
 
 async def play(url: str, *, episodes: int, at_once: int, first: int, turns: int, adaptive: bool) -> Outcome:
     outcome, places = Outcome(), anyio.Semaphore(at_once)
-    async with flushed_fleet([url], WorkerSettings(adaptive=adaptive)) as fleet:
+    async with flushed_fleet([url], FleetSettings(adaptive=adaptive)) as fleet:
         started = time.perf_counter()
 
         async def one(number: int) -> None:

@@ -34,7 +34,7 @@ from turnstile_server.engines.fleet.fleet import Fleet  # noqa: E402
 from turnstile_server.engines.protocol import CallOrigin, EngineSampling  # noqa: E402
 from turnstile_server.engines.sglang.engine import SGLangEngine  # noqa: E402
 from turnstile_server.engines.versions import WeightVersions  # noqa: E402
-from turnstile_server.settings import EngineSettings, WorkerSettings  # noqa: E402
+from turnstile_server.settings import EngineSettings, FleetSettings  # noqa: E402
 
 NEW = 250
 SAMPLING = EngineSampling(max_new_tokens=64)
@@ -48,7 +48,7 @@ async def fleet_on_mock(model: Path) -> AsyncIterator[Fleet]:
     ) as mock:
         settings = EngineSettings(kind="sglang")
         engine = SGLangEngine(f"http://127.0.0.1:{port}", settings, vocab_size=4160)
-        fleet = Fleet([(None, engine)], settings, WorkerSettings(), WeightVersions())
+        fleet = Fleet([(None, engine)], settings, FleetSettings(), WeightVersions())
         try:
             await fleet.start()
             yield fleet

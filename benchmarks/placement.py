@@ -10,7 +10,7 @@ episodes of a group begin with the same prompt, as in GRPO; in *alone* no two ha
 *episode* is what the fleet does. *group* hashes the group's name instead. *cache* sends a new episode to the
 worker that has most of its prompt, and among equals to the one with the fewest calls, by a memory of what went
 where that is as large as the engines' caches are; what it believed to be there and what the engines then reported
-is printed below the table. All are bounded by ``workers.load_factor``, and leave an episode where it is once it
+is printed below the table. All are bounded by ``fleet.load_factor``, and leave an episode where it is once it
 is placed. All take turns in one run, with emptied caches; who goes first changes from round to round. *found* is
 the share of all prompt tokens that the engines had; *first* is that of the episodes' first prompts.
 """
@@ -37,7 +37,7 @@ from turnstile_server.engines.fleet.fleet import Fleet
 from turnstile_server.engines.fleet.placement import Placement, preference
 from turnstile_server.engines.protocol import CallOrigin, EngineSampling
 from turnstile_server.errors import TurnstileError
-from turnstile_server.settings import WorkerSettings
+from turnstile_server.settings import FleetSettings
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "tests")]
 from sglang_server import sglang_processes  # noqa: E402 - the tests' way to start a real server
@@ -115,7 +115,7 @@ def _chain(ids: Int32Array) -> list[bytes]:
 
 def placements(cache_tokens: int) -> dict[str, Callable[[], Placement]]:
     """The ways."""
-    settings = WorkerSettings()
+    settings = FleetSettings()
     options = (settings.load_factor, settings.remembered_episodes)
     return {
         "episode": lambda: Placement(*options),
@@ -176,7 +176,7 @@ async def play_episode(fleet: Fleet, origin: CallOrigin, ids: Int32Array, turns:
 
 async def play(urls: Sequence[str], load: Load, placement: Placement, round_: int) -> Outcome:
     outcome, places = Outcome(), anyio.Semaphore(AT_ONCE)
-    async with flushed_fleet(urls, WorkerSettings(), placement) as fleet:
+    async with flushed_fleet(urls, FleetSettings(), placement) as fleet:
         started = time.perf_counter()
 
         async def one(group: int, member: int, since: float) -> None:

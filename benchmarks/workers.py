@@ -223,7 +223,7 @@ async def measured(model: Path, folder: Path, options: argparse.Namespace) -> li
         port = free_port()
         command = [sys.executable, "-m", "gate_parts.engine", str(model), str(port)]
         spawned(command, folder / "engine.log", dict(os.environ), stack)
-        one_port = {"TURNSTILE_PROCESSES__ONE_AGENT_PORT": "true"}
+        one_port = {"TURNSTILE_WORKERS__ONE_AGENT_PORT": "true"}
         sides = [
             await started("one process", folder, model, port, 1, stack),
             await started(f"{workers} workers", folder, model, port, workers, stack),

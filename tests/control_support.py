@@ -225,9 +225,9 @@ async def several(engine: EngineProcess, settings: Settings) -> AsyncIterator[Do
             await stack.enter_async_context(listening(Listener(doors.agent, agent, **_LISTENER)))
             closing.append(doors.closing)
             orders = WorkerOrders({}, "", 0, 0, "", key)
-            child = WorkerChild(number, orders, (), settings.processes, 0, lambda _: None)
+            child = WorkerChild(number, orders, (), settings.workers, 0, lambda _: None)
             child.up.set()
-            links.append(WorkerLink(child, path, key, settings.processes))
+            links.append(WorkerLink(child, path, key, settings.workers))
         tasks = await stack.enter_async_context(anyio.create_task_group())
         stack.callback(tasks.cancel_scope.cancel)
         router.workers = urls

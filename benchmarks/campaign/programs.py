@@ -236,8 +236,8 @@ def server_program(settings: ServerSettings) -> Program:
             "TURNSTILE_GATE__MAX_REFUSALS": "30",
             "TURNSTILE_EPISODES__MAX_RUNNING": "12",
             # Workers are killed all the time; none is to be given up.
-            "TURNSTILE_PROCESSES__MAX_RESTARTS": "10000",
-            "TURNSTILE_PROCESSES__BACKOFF_CEILING_S": "0.5",
+            "TURNSTILE_WORKERS__MAX_RESTARTS": "10000",
+            "TURNSTILE_WORKERS__BACKOFF_CEILING_S": "0.5",
             "TURNSTILE_ENGINE__FIRST_CHUNK_TIMEOUT_S": "20",
             "TURNSTILE_ENGINE__CHUNK_TIMEOUT_S": "10",
             "TURNSTILE_ENGINE__CONTROL_TIMEOUT_S": "10",

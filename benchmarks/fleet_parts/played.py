@@ -15,7 +15,7 @@ from turnstile_server.engines.fleet.fleet import Fleet
 from turnstile_server.engines.fleet.placement import Placement
 from turnstile_server.engines.sglang.engine import SGLangEngine
 from turnstile_server.engines.versions import WeightVersions
-from turnstile_server.settings import EngineSettings, WorkerSettings
+from turnstile_server.settings import EngineSettings, FleetSettings
 
 
 @dataclass
@@ -47,7 +47,7 @@ def call_times(played: Sequence[Played]) -> str:
 
 @asynccontextmanager
 async def flushed_fleet(
-    urls: Sequence[str], settings: WorkerSettings, placement: Placement | None = None
+    urls: Sequence[str], settings: FleetSettings, placement: Placement | None = None
 ) -> AsyncIterator[Fleet]:
     """A watched fleet over real SGLang servers whose prefix caches are emptied by loading their weights again."""
     engine_settings = EngineSettings(kind="sglang")

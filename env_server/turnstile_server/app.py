@@ -307,7 +307,7 @@ async def _control_app(
                 settings.control,
                 closing,
                 address,
-                settings.workers.pause_alarm_s,
+                settings.fleet.pause_alarm_s,
             )
         ),
         build_event_router(episodes.subscribe, closing, settings.control),

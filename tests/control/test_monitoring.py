@@ -27,7 +27,7 @@ from turnstile_server.engines.sglang.engine import SGLangEngine
 from turnstile_server.engines.versions import WeightVersions
 from turnstile_server.observability.fleet_metrics import FleetCollector
 from turnstile_server.observability.metrics import Metrics
-from turnstile_server.settings import EngineSettings, WorkerSettings
+from turnstile_server.settings import EngineSettings, FleetSettings
 
 DASHBOARD = ROOT / "deploy" / "grafana" / "turnstile.json"
 ALERTS = ROOT / "deploy" / "prometheus" / "alerts.yaml"
@@ -77,7 +77,7 @@ async def _fleet_metrics(engine: EngineProcess) -> str:
     """What a server shows of its engines where it spreads its calls over them, and knows their load."""
     settings = EngineSettings(kind="sglang")
     sglang = SGLangEngine("http://embedded", settings, unix_socket=engine.socket)
-    fleet = Fleet([("http://embedded", sglang)], settings, WorkerSettings(), WeightVersions())
+    fleet = Fleet([("http://embedded", sglang)], settings, FleetSettings(), WeightVersions())
     metrics = Metrics()
     metrics.watch(FleetCollector(fleet))
     await fleet.start()

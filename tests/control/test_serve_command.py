@@ -16,6 +16,8 @@ import typer
 from typer.testing import CliRunner
 
 from turnstile_server.commands.serve import nested, serve
+from turnstile_server.settings import Settings
+from turnstile_server.settings.moved import MOVED
 
 USAGE = 2
 READY_S = 100
@@ -62,6 +64,25 @@ def test_each_wrong_setting_is_named_with_its_value_and_the_reason(tmp_path: Pat
     assert "setting control.prot: there is no such setting" in said
     assert "setting journal.durability = 'eternal'" in said
     assert "setting control.port = 70000" in said
+
+
+def test_a_setting_of_an_earlier_name_is_refused_with_the_new_one(tmp_path: Path) -> None:
+    config = tmp_path / "turnstile.toml"
+    config.write_text("[processes]\ncount = 2\n[workers]\nhang_s = 9\nmax_restarts = 3\n")
+    assert sorted(refused_in_process("--config", config).splitlines()) == [
+        "turnstile: setting processes.count: it is workers.count since this version",
+        "turnstile: setting workers.hang_s: it is fleet.hang_s since this version",
+    ]
+    said = refused_in_process(TURNSTILE_PROCESSES__COUNT="2", TURNSTILE_WORKERS__HANG_S="9")
+    assert "processes.count: it is workers.count" in said
+    assert "workers.hang_s: it is fleet.hang_s" in said
+
+
+def test_each_moved_setting_leads_to_one_that_there_is() -> None:
+    settings = Settings()
+    for old, new in MOVED.items():
+        section, _, field = new.partition(".")
+        assert field in type(getattr(settings, section)).model_fields, f"{old} -> {new}"
 
 
 def test_a_wrong_environment_variable_is_named(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from turnstile_server.errors import (
     EngineUnavailable,
     TurnstileError,
 )
-from turnstile_server.settings import WorkerSettings
+from turnstile_server.settings import FleetSettings
 from waiting import wait_until
 
 pytestmark = pytest.mark.anyio
@@ -312,7 +312,7 @@ async def test_weights_change_only_between_pause_and_continue(server: ScriptedEn
 
 
 async def test_an_attached_engine_that_dies_asleep_is_noticed_before_it_is_woken() -> None:
-    quick = WorkerSettings(health_interval_s=0.02, load_interval_s=0.02)
+    quick = FleetSettings(health_interval_s=0.02, load_interval_s=0.02)
     async with scripted_engine() as server, anyio.create_task_group() as tasks:
         server.server_info["enable_memory_saver"] = True
         engine = SGLangEngine(server.url, SETTINGS, vocab_size=4160)

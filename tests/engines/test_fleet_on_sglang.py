@@ -28,7 +28,7 @@ from turnstile_server.engines.fleet.fleet import Fleet
 from turnstile_server.engines.protocol import CallOrigin, EngineSampling
 from turnstile_server.engines.sglang.engine import SGLangEngine
 from turnstile_server.engines.versions import WeightVersions
-from turnstile_server.settings import EngineSettings, WorkerSettings
+from turnstile_server.settings import EngineSettings, FleetSettings
 from waiting import wait_until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.sglang, pytest.mark.thorough, pytest.mark.timeout(600)]
@@ -300,7 +300,7 @@ async def test_calls_leave_a_worker_whose_scheduler_stands_still(
     """Its HTTP server goes on answering, as that of an engine whose GPU hangs does."""
     settings = EngineSettings(kind="sglang")
     first = [(process.url, SGLangEngine(process.url, settings)) for process in processes[:2]]
-    quick = WorkerSettings(hang_s=2.0, health_timeout_s=1.0, health_interval_s=0.5)
+    quick = FleetSettings(hang_s=2.0, health_timeout_s=1.0, health_interval_s=0.5)
     fleet = Fleet(first, settings, quick, WeightVersions())
     await fleet.start()
     try:

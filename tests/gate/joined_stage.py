@@ -98,7 +98,7 @@ async def joined(
 
 def _link(number: int, worker: Stage, data_dir: Path) -> WorkerLink:
     """To the control API of a worker that is no process of its own."""
-    settings = stage_settings(Path(), data_dir).processes
+    settings = stage_settings(Path(), data_dir).workers
     child = WorkerChild(number, WorkerOrders({}, "", 0, 0, "", None), (), settings, 0, lambda _: None)
     child.up.set()
     unused = WorkerLink(child, data_dir, None, settings)

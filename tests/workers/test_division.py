@@ -84,12 +84,12 @@ def test_sandboxes_of_every_worker_are_shown_nothing_of_the_whole_server(tmp_pat
 @pytest.mark.parametrize("count", ["0", "-1", "abc", "257", 0, None])
 def test_a_count_of_processes_that_is_none_is_refused_in_one_sentence(count: object) -> None:
     with pytest.raises(ValidationError) as refused:
-        Settings(processes={"count": count})
+        Settings(workers={"count": count})
     [error] = refused.value.errors()
-    assert error["loc"] == ("processes", "count")
+    assert error["loc"] == ("workers", "count")
     assert error["msg"].endswith("it must be a number from 1 to 256, or auto")
 
 
 @pytest.mark.parametrize(("count", "found"), [("auto", "auto"), ("2", 2), (256, 256)])
 def test_a_count_of_processes_is_a_number_or_auto(count: object, found: object) -> None:
-    assert Settings(processes={"count": count}).processes.count == found
+    assert Settings(workers={"count": count}).workers.count == found

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from turnstile_server.errors import TurnstileError
 from turnstile_server.http.listeners import Listener
-from turnstile_server.settings import ProcessSettings
+from turnstile_server.settings import WorkerSettings
 from turnstile_server.workers.child import WorkerChild
 from turnstile_server.workers.forward import ForwardedResponse
 from turnstile_server.workers.link import WorkerLink, WorkerRestarting
@@ -77,7 +77,7 @@ async def linked(worker: Worker, **settings: Any) -> AsyncIterator[WorkerLink]:
         sockets = stack.enter_context(ExitStack())
         path = private_folder(sockets) / "w0"
         listener = Listener(worker, unix_socket(path, sockets), idle_s=5, grace_s=0.1, access_log=False)
-        limits = ProcessSettings(**settings)
+        limits = WorkerSettings(**settings)
         child = WorkerChild(0, WorkerOrders({}, "", 0, 0, "", KEY), (), limits, 0, lambda _: None)
         child.up.set()
         link = WorkerLink(child, path, KEY, limits)

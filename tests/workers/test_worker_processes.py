@@ -90,7 +90,7 @@ def test_a_group_is_one_worker_s_and_equal_creations_at_once_are_one_episode(ser
 
 def test_a_worker_that_is_killed_loses_what_ran_there_and_nothing_else(tiny_model: Path, tmp_path: Path) -> None:
     data = tmp_path / "data"
-    with whole_server(tiny_model, data, "--workers", "2", TURNSTILE_PROCESSES__WAIT_S="100") as server:
+    with whole_server(tiny_model, data, "--workers", "2", TURNSTILE_WORKERS__WAIT_S="100") as server:
         everything = [server.create() for _ in range(6)]
         owners = Counter(server.owner(each) for each in everything)
         assert owners.keys() == {0, 1}
@@ -198,7 +198,7 @@ async def shown_without_a_server(data_dir: Path) -> list[str]:
 def test_a_worker_that_dies_too_often_is_given_up_and_the_others_serve_on(
     tiny_model: Path, tmp_path: Path
 ) -> None:
-    limits = {"TURNSTILE_PROCESSES__MAX_RESTARTS": "0", "TURNSTILE_PROCESSES__WAIT_S": "0.5"}
+    limits = {"TURNSTILE_WORKERS__MAX_RESTARTS": "0", "TURNSTILE_WORKERS__WAIT_S": "0.5"}
     with whole_server(tiny_model, tmp_path / "data", "--workers", "2", **limits) as server:
         first, second = server.create(), server.create()
         os.kill(server.worker_pid(server.owner(first)), signal.SIGKILL)
@@ -226,7 +226,7 @@ def test_a_reader_of_events_is_told_that_a_worker_was_started_again(tiny_model: 
 @pytest.mark.thorough
 def test_agents_have_one_port_where_it_is_asked_for(tiny_model: Path, tmp_path: Path) -> None:
     with whole_server(
-        tiny_model, tmp_path / "data", "--workers", "2", TURNSTILE_PROCESSES__ONE_AGENT_PORT="true"
+        tiny_model, tmp_path / "data", "--workers", "2", TURNSTILE_WORKERS__ONE_AGENT_PORT="true"
     ) as server:
         episodes = [server.create() for _ in range(2)]
         assert {each.model_url.partition("/e/")[0] for each in episodes} == {server.ready["agent_url"]}

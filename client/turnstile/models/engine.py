@@ -13,7 +13,7 @@ from turnstile.models.status import EpisodeStatus
 
 PauseMode = Literal["abort", "retract", "in_place"]
 """Modes of a pause, by what happens to calls in flight: cut them (they are continued afterwards, or end with what
-they have, as the server's ``workers.on_abort`` says), queue them again, or hold them."""
+they have, as the server's ``fleet.on_abort`` says), queue them again, or hold them."""
 
 
 UpdateWay = Literal["tensors", "distributed", "ipc"]

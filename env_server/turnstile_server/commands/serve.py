@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from turnstile.plugins import Plugins, UnknownPlugin
 from turnstile.visible import visible
 from turnstile_server.engines.registry import NO_ENGINE
+from turnstile_server.errors import StartupError
 from turnstile_server.process import run
 from turnstile_server.settings import Settings, load_settings
 from turnstile_server.workers.serve import needs_front, run_workers
@@ -181,7 +182,7 @@ def serve(
         "model": model,
         "data_dir": data_dir,
         "log_level": log_level,
-        "processes.count": workers,
+        "workers.count": workers,
         "engine.kind": engine,
         "engine.url": engine_url[0] if engine_url and len(engine_url) == 1 else None,
         "engine.urls": engine_url if engine_url and len(engine_url) > 1 else None,
@@ -238,6 +239,8 @@ def settings_of(flags: dict[str, Any], config: Path | None) -> Settings:
         _refuse(f"--config {config}: not TOML: {error}")
     except OSError as error:
         _refuse(f"--config {config}: {error.strerror}")
+    except StartupError as error:
+        _refuse(*error.message.splitlines())
     except ValidationError as error:
         _refuse(*(_fault(dict(item)) for item in error.errors(include_url=False)))
     raise AssertionError("unreachable")

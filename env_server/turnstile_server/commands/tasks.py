@@ -92,6 +92,8 @@ def load(sources: Sequence[str] | None, settings: Settings) -> TaskCatalog:
 def read_settings(flags: dict[str, Any]) -> Settings:
     try:
         return load_settings(flags)
+    except StartupError as error:
+        fail(error.message, USAGE)
     except ValidationError as error:
         fail(
             "; ".join(f"setting {'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()),

@@ -38,9 +38,9 @@ def view_folder(folder: Path, model: Path | None, ready: Ready) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(LogFormatter())
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
-    settings = load_settings({} if model is None else {"model": model})
     refused: list[StartupError] = []
     try:
+        settings = load_settings({} if model is None else {"model": model})
         anyio.run(_serve, folder, settings, ready)
     except* StartupError as group:
         refused.extend(error for error in group.exceptions if isinstance(error, StartupError))

@@ -6,22 +6,23 @@ given with ``--config`` (TOML), that over the default. ``docs/settings.md`` is g
 Read ``load`` first (all settings together, and how they are read), then the sections: ``listeners`` (control,
 openenv, gate), ``episodes`` (episodes, tasks, agents, grading; ``replay`` has a part of the first), ``worlds``,
 ``sandboxes`` (sandboxes, tools), ``egress`` (the network of sandboxes), ``engine`` (engine, rendering, journal),
-``workers`` (several engines), ``launch`` (an engine that the server starts) and ``processes`` (several worker
-processes of one server). ``section`` is the base class of all sections.
+``fleet`` (several engines), ``launch`` (an engine that the server starts) and ``workers`` (several worker
+processes of one server). ``section`` is the base class of all sections, ``moved`` has the names of
+earlier versions.
 """
 
 from turnstile_server.settings.egress import EgressSettings
 from turnstile_server.settings.engine import EngineSettings, JournalSettings, RenderingSettings
 from turnstile_server.settings.episodes import AgentSettings, EpisodeSettings, GradingSettings, TaskSettings
+from turnstile_server.settings.fleet import FleetSettings
 from turnstile_server.settings.judges import JudgeSettings
 from turnstile_server.settings.launch import LaunchSettings
 from turnstile_server.settings.listeners import ControlSettings, GateSettings, OpenEnvSettings
 from turnstile_server.settings.load import Settings, load_settings
 from turnstile_server.settings.observability import ObservabilitySettings, TracingSettings
-from turnstile_server.settings.processes import ProcessCount, ProcessSettings
 from turnstile_server.settings.sandboxes import SandboxSettings, ToolSettings
 from turnstile_server.settings.section import Section
-from turnstile_server.settings.workers import WorkerSettings
+from turnstile_server.settings.workers import WorkerCount, WorkerSettings
 from turnstile_server.settings.worlds import WorldSettings
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "EgressSettings",
     "EngineSettings",
     "EpisodeSettings",
+    "FleetSettings",
     "GateSettings",
     "GradingSettings",
     "JournalSettings",
@@ -37,8 +39,6 @@ __all__ = [
     "LaunchSettings",
     "ObservabilitySettings",
     "OpenEnvSettings",
-    "ProcessCount",
-    "ProcessSettings",
     "RenderingSettings",
     "SandboxSettings",
     "Section",
@@ -46,6 +46,7 @@ __all__ = [
     "TaskSettings",
     "ToolSettings",
     "TracingSettings",
+    "WorkerCount",
     "WorkerSettings",
     "WorldSettings",
     "load_settings",

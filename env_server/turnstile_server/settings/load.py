@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
@@ -20,13 +20,16 @@ from turnstile_server.demo import model_folder
 from turnstile_server.settings.egress import EgressSettings
 from turnstile_server.settings.engine import EngineSettings, JournalSettings, RenderingSettings
 from turnstile_server.settings.episodes import AgentSettings, EpisodeSettings, GradingSettings, TaskSettings
+from turnstile_server.settings.fleet import FleetSettings
 from turnstile_server.settings.launch import LaunchSettings
 from turnstile_server.settings.listeners import ControlSettings, GateSettings, OpenEnvSettings
+from turnstile_server.settings.moved import MOVED_SECTIONS, refuse_moved
 from turnstile_server.settings.observability import ObservabilitySettings, TracingSettings
-from turnstile_server.settings.processes import ProcessSettings
 from turnstile_server.settings.sandboxes import SandboxSettings, ToolSettings
 from turnstile_server.settings.workers import WorkerSettings
 from turnstile_server.settings.worlds import WorldSettings
+
+_PREFIX = "TURNSTILE_"
 
 
 class _ShortControlKey(PydanticBaseSettingsSource):
@@ -40,12 +43,25 @@ class _ShortControlKey(PydanticBaseSettingsSource):
         return {"control": {"key": key}} if key else {}
 
 
+class _MovedVariables(PydanticBaseSettingsSource):
+    """Reads the variables of sections that are gone, so that they are refused and not ignored."""
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
+        return None, field_name, False
+
+    def __call__(self) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for variable, value in os.environ.items():
+            section, _, field = variable.lower().removeprefix(_PREFIX.lower()).partition("__")
+            if variable.upper().startswith(_PREFIX) and section in MOVED_SECTIONS and field:
+                found.setdefault(section, {})[field] = value
+        return found
+
+
 class Settings(BaseSettings):
     """All settings of a server; ``docs/settings.md`` lists every field."""
 
-    model_config = SettingsConfigDict(
-        env_prefix="TURNSTILE_", env_nested_delimiter="__", extra="forbid", frozen=True
-    )
+    model_config = SettingsConfigDict(env_prefix=_PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True)
 
     model: Annotated[Path, AfterValidator(model_folder)] | None = Field(
         None,
@@ -84,13 +100,13 @@ class Settings(BaseSettings):
     sampling: Sampling = Field(
         Sampling(), description="Training sampling where neither the episode nor the task sets it."
     )
-    processes: ProcessSettings = ProcessSettings()
+    workers: WorkerSettings = WorkerSettings()
     control: ControlSettings = ControlSettings()
     openenv: OpenEnvSettings = OpenEnvSettings()
     gate: GateSettings = GateSettings()
     episodes: EpisodeSettings = EpisodeSettings()
     engine: EngineSettings = EngineSettings()
-    workers: WorkerSettings = WorkerSettings()
+    fleet: FleetSettings = FleetSettings()
     launch: LaunchSettings = LaunchSettings()
     rendering: RenderingSettings = RenderingSettings()
     journal: JournalSettings = JournalSettings()
@@ -104,6 +120,12 @@ class Settings(BaseSettings):
     tracing: TracingSettings = TracingSettings()
     observability: ObservabilitySettings = ObservabilitySettings()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_moved(cls, values: dict[str, Any]) -> dict[str, Any]:
+        refuse_moved(values)
+        return values
+
     @classmethod
     def settings_customise_sources(
         cls,
@@ -113,14 +135,15 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return (init_settings, env_settings, _ShortControlKey(settings_cls))
+        return (init_settings, env_settings, _ShortControlKey(settings_cls), _MovedVariables(settings_cls))
 
 
 def load_settings(flags: dict[str, Any], config: Path | None = None) -> Settings:
     """Read the settings from flags, environment, the TOML file ``config`` and defaults; the earlier source wins.
 
-    ``flags`` is nested like the file. Raises pydantic.ValidationError for an impossible value, OSError or
-    tomllib.TOMLDecodeError for a file that cannot be read.
+    ``flags`` is nested like the file. Raises pydantic.ValidationError for an impossible value,
+    StartupError for a name that a setting had in an earlier version, OSError or tomllib.TOMLDecodeError for a file
+    that cannot be read.
     """
     if config is None:
         return Settings(**flags)
@@ -139,6 +162,7 @@ def load_settings(flags: dict[str, Any], config: Path | None = None) -> Settings
                 init_settings,
                 env_settings,
                 _ShortControlKey(settings_cls),
+                _MovedVariables(settings_cls),
                 TomlConfigSettingsSource(settings_cls, config),
             )
 

@@ -1,122 +1,64 @@
-"""Settings of the workers: how calls are spread over engines, queued, resumed and moved."""
+"""Settings of the worker processes: how many there are, when one is started again, how they are asked."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 
 from turnstile_server.settings.section import Section
 
+MAX_WORKERS = 256
+
+
+def _told_in_one(value: object, check: ValidatorFunctionWrapHandler) -> object:
+    """One sentence about what it may be, instead of one for each kind."""
+    try:
+        return check(value)
+    except ValidationError:
+        raise ValueError(f"it must be a number from 1 to {MAX_WORKERS}, or auto") from None
+
+
+WorkerCount = Annotated[Annotated[int, Field(ge=1, le=MAX_WORKERS)] | Literal["auto"], WrapValidator(_told_in_one)]
+"""``auto``: as many as this process may use cores."""
+
 
 class WorkerSettings(Section):
-    """The engines (workers) behind one server, and the calls that wait for them."""
+    """Worker processes ([workers](workers.md)): each is a whole server on one core, and owns its episodes. They
+    have one control API."""
 
-    adaptive: bool = Field(
-        True,
-        description="Whether the number of calls that a worker is given follows its own load (cache in use, "
-        "retractions, queue); false: always `engine.max_connections`.",
+    count: WorkerCount = Field(
+        1, description="How many there are; `auto`: as many as cores. 1: the server is one process, without these."
     )
-    start_calls: int = Field(
-        16, ge=1, description="Calls that a worker is given at once before its load is known."
+    one_agent_port: bool | None = Field(
+        None,
+        description="True: agents reach all workers by one port (`gate.port`), through the process in front, "
+        "which costs each call a hop. False: each worker has a port of its own, from `gate.port` on. None: one "
+        "port where `gate.public_url` is set, because one URL leads to one port.",
     )
-    min_calls: int = Field(1, ge=1, description="Calls that a worker is given at once however full it is.")
-    min_episodes: int = Field(
-        2,
-        ge=1,
-        description="Episodes that take turns on a worker however little of their prompts its prefix cache keeps. "
-        "With `adaptive` as many do as it keeps; the others wait with their next call.",
-    )
-    cache_fill: float = Field(
-        0.9,
-        gt=0,
-        le=1,
-        description="Share of a worker's prefix cache that the conversations of the episodes may fill that take "
-        "turns on it. The rest is for what they sample next, and for what others left there.",
-    )
-    idle_episode_s: float = Field(
-        30.0, gt=0, description="An episode without a model call for so long gives its turn on a worker up."
-    )
-    load_interval_s: float = Field(0.5, gt=0, le=60, description="How often a busy worker is asked for its load.")
-    health_interval_s: float = Field(
-        2.0, gt=0, le=600, description="How often a worker is asked whether it lives."
-    )
-    health_timeout_s: float = Field(10.0, gt=0, description="Time for the answer.")
-    health_failures: int = Field(
-        3,
-        ge=1,
-        description="Failures in a row after which a worker is down. A broken call counts as all of them. It "
-        "serves again as soon as it answers and has the current weights.",
-    )
-    hang_s: float = Field(
-        60.0,
-        gt=0,
-        description="A worker that has calls, and for so long does not tell its load although it takes requests, "
-        "hangs (its scheduler stands still): it is down. Longer than the longest step of the engine. Calls that a "
-        "worker that is down has said nothing of since then are given up there, and sent to another one if no "
-        "token has left.",
-    )
-    load_factor: float = Field(
-        1.25,
-        ge=1,
-        description="A new episode is not placed on a worker with more than this multiple of the mean number of "
-        "calls.",
-    )
-    move_after_s: float = Field(
-        2.0,
+    max_restarts: int = Field(
+        5,
         ge=0,
-        description="A call whose worker is full waits this long for it, for the sake of its prefix cache; then "
-        "it goes to any worker that has room.",
+        description="Restarts of one worker within `restart_window_s`; when one more is needed it is given up: "
+        "its episodes are 503 until the server is started again.",
     )
-    remembered_episodes: int = Field(
-        65_536, ge=1, description="Episodes whose worker is remembered, the latest used."
+    restart_window_s: float = Field(300.0, gt=0, description="Time in which restarts are counted.")
+    backoff_start_s: float = Field(
+        0.25, ge=0, description="Wait before a restart; each one that the window has doubles it."
     )
-    max_waiting: int = Field(
-        16_384, ge=1, description="Model calls that wait for a place on a worker; more are 429."
-    )
-    starving_s: float = Field(
-        60.0, ge=0, description="A call that has waited this long goes before all others, whatever its priority."
-    )
-    no_worker_s: float = Field(
-        60.0,
+    backoff_ceiling_s: float = Field(30.0, ge=0, description="Longest wait before a restart.")
+    wait_s: float = Field(
+        8.0,
         ge=0,
-        description="How long calls wait while no worker serves (all down or fenced); then they are 503.",
+        description="A request for a worker that is being started again waits this long; then it is 503 with "
+        "`Retry-After`.",
     )
-    failovers: int = Field(
-        3, ge=0, description="How often a call of which no token has left is sent again when its worker fails."
+    poll_s: float = Field(
+        0.5, gt=0, le=60, description="How often each worker is asked for its load, by which episodes are placed."
     )
-    busy_pause_s: float = Field(
-        0.5,
-        ge=0,
-        description="Before a call that a busy engine refused (429, 503) is sent again; doubled each time.",
+    poll_timeout_s: float = Field(
+        5.0, gt=0, description="Time for that answer; a worker that does not give it gets no new episodes."
     )
-    on_abort: Literal["resume", "keep"] = Field(
-        "resume",
-        description="A generation that the engine aborts (a pause with mode `abort`) is resumed with its own "
-        "tokens, or ends and keeps what it has (an interrupted turn, untrained by default).",
-    )
-    max_resumes: int = Field(
-        32, ge=0, description="How often one generation is resumed; then it ends and keeps what it has."
-    )
-    drain_s: float = Field(
-        120.0,
-        ge=0,
-        description="Time for the calls of a worker that is removed; then they go on elsewhere or fail.",
-    )
-    sleep_wait_s: float = Field(
-        600.0, ge=0, description="How long `sleep` waits for the calls that run; then it is refused (409)."
-    )
-    update_idle_s: float = Field(
-        300.0,
-        gt=0,
-        description="Time between two pieces of a weight update; then it is cancelled, so that a trainer that "
-        "died does not leave the engines paused.",
-    )
-    catch_up_s: float = Field(
-        10.0,
-        gt=0,
-        description="How often a worker that missed a weight update is given it again (from its folder).",
-    )
-    pause_alarm_s: float = Field(
-        120.0, gt=0, description="`/ready` is 503 while a pause has lasted longer than this."
+    max_connections: int = Field(
+        1024, ge=1, description="Connections from the process in front to one worker, and requests at once."
     )

@@ -1,6 +1,6 @@
 """One port for the agents of all workers: passes each request to the worker that has the episode of its path.
 
-It costs each model call a hop, so it is there only where one port has to do (``processes.one_agent_port``). Bodies
+It costs each model call a hop, so it is there only where one port has to do (``workers.one_agent_port``). Bodies
 and answers pass as they come, streams event by event. It reads no key: the worker does.
 """
 
@@ -34,7 +34,7 @@ class AgentLink(WorkerLink):
     """Requests of agents to one worker, over its own agent listener."""
 
     def __init__(self, link: WorkerLink, url: str, settings: Settings) -> None:
-        super().__init__(link.child, link.path, None, settings.processes)
+        super().__init__(link.child, link.path, None, settings.workers)
         self._url = url
 
     @property

@@ -107,7 +107,7 @@ async def open_front(
         _LOG.info("the episodes of %d further workers, which are not started, can be read", len(old))
         children.append(places.archive(count, old, hub.changed))
     await _start_all(children, stack)
-    links = [WorkerLink(child, places.paths[child.number], key, settings.processes) for child in children]
+    links = [WorkerLink(child, places.paths[child.number], key, settings.workers) for child in children]
     joined = await join_workers(settings, key, links, places.router, tasks, stack)
     hub.join(joined.crew, joined.engine, tasks)
     for child in children:
@@ -130,7 +130,7 @@ async def join_workers(
     """Build the front of workers that already serve; ``stack`` closes it."""
     for link in links:
         stack.push_async_callback(link.close)
-    crew = Crew(links, settings.processes)
+    crew = Crew(links, settings.workers)
     limits = (settings.episodes.max_subscribers, settings.episodes.subscriber_queue, settings.episodes.kept_events)
     broadcast = Broadcast(*limits)
     stack.callback(broadcast.close)
@@ -225,11 +225,11 @@ class _Places:
         self._sockets = sockets
         self._folder = private_folder(sockets, settings.data_dir / WORKERS / NOTE)
         self.paths: dict[int, Path] = {}
-        one = settings.processes.one_agent_port
+        one = settings.workers.one_agent_port
         one = settings.gate.public_url is not None if one is None else one
         if settings.gate.public_url is not None and not one:
             raise StartupError(
-                "gate.public_url names one address, and processes.one_agent_port is off: agents would reach one "
+                "gate.public_url names one address, and workers.one_agent_port is off: agents would reach one "
                 f"of the {count} workers there. Leave one of the two out"
             )
         self.router = AgentRouter(settings, sockets) if one else None
@@ -280,7 +280,7 @@ class _Places:
         changed: Callable[[WorkerChild], None],
     ) -> WorkerChild:
         grace_s = self._settings.shutdown_grace_s
-        return WorkerChild(number, orders, inherited, self._settings.processes, grace_s, changed)
+        return WorkerChild(number, orders, inherited, self._settings.workers, grace_s, changed)
 
     def _control(self, number: int) -> socket.socket:
         self.paths[number] = self._folder / f"w{number}"

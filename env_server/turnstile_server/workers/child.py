@@ -24,7 +24,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 
 from turnstile_server.child_processes import send_signal
 from turnstile_server.errors import StartupError
-from turnstile_server.settings import ProcessSettings
+from turnstile_server.settings import WorkerSettings
 from turnstile_server.workers.orders import WorkerOrders
 from turnstile_server.workers.worker import PARENT
 
@@ -42,7 +42,7 @@ class WorkerChild:
     number: int
     orders: WorkerOrders
     sockets: tuple[socket.socket, ...]
-    settings: ProcessSettings
+    settings: WorkerSettings
     grace_s: float
     changed: Callable[[WorkerChild], None]
     up: anyio.Event = field(default_factory=anyio.Event)
@@ -105,8 +105,8 @@ class WorkerChild:
             if delay_s is None:
                 self.given_up = (
                     f"worker {self.number} was started again {self.settings.max_restarts} times within "
-                    f"processes.restart_window_s ({self.settings.restart_window_s:g} s), which is "
-                    "processes.max_restarts; its episodes can be read when the server is started again"
+                    f"workers.restart_window_s ({self.settings.restart_window_s:g} s), which is "
+                    "workers.max_restarts; its episodes can be read when the server is started again"
                 )
                 _LOG.error("%s", self.given_up)
                 for each in self.sockets:

@@ -13,7 +13,7 @@ from typing import TypeVar
 import anyio
 
 from turnstile_server.errors import TurnstileError
-from turnstile_server.settings import ProcessSettings
+from turnstile_server.settings import WorkerSettings
 from turnstile_server.workers.link import WorkerLink, WorkerRestarting
 from turnstile_server.workers.ownership import Ownership
 from turnstile_server.workers.placement import LeastBusy
@@ -25,7 +25,7 @@ T = TypeVar("T")
 class Crew:
     """``links``: to every worker, by number; the one that shows archives comes last and takes no episodes."""
 
-    def __init__(self, links: Sequence[WorkerLink], settings: ProcessSettings) -> None:
+    def __init__(self, links: Sequence[WorkerLink], settings: WorkerSettings) -> None:
         self.links = tuple(links)
         self.workers = tuple(link for link in links if not link.child.is_archive)
         """Those that play episodes."""

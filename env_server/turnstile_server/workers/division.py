@@ -28,14 +28,14 @@ PLACES: Final = (
     ("gate", "max_calls"),
     ("gate", "max_body_bytes_total"),
     ("engine", "max_connections"),
-    ("workers", "max_waiting"),
+    ("fleet", "max_waiting"),
     ("journal", "max_queue_bytes"),
     ("journal", "retention_bytes"),
     ("openenv", "max_sockets"),
     ("openenv", "max_sessions"),
 )
 """Limits over all episodes, of which each worker gets a whole number."""
-SHARES: Final = (("workers", "cache_fill"), ("journal", "retention_share"))
+SHARES: Final = (("fleet", "cache_fill"), ("journal", "retention_share"))
 """Parts of something that all workers share."""
 _OF_A_JUDGE: Final = ("parallel", "max_calls", "max_total_tokens")
 
@@ -52,7 +52,7 @@ def worker_settings(settings: Settings, number: int, count: int, *, key: str | N
     """
     sections: dict[str, dict[str, Any]] = {
         "control": {"key": key, "trust_forwarded": True},  # the process in front says who called
-        "processes": {"count": 1},
+        "workers": {"count": 1},
     }
     for section, field in PLACES:
         total = _value(settings, section, field)

@@ -1,7 +1,7 @@
 """Requests to one worker process, over its Unix socket.
 
 aiohttp runs on asyncio; its connections are kept and used again. What must hold: a request that waits for a worker
-that is being started waits ``processes.wait_s`` at most; a connection that breaks is told as what it is: the
+that is being started waits ``workers.wait_s`` at most; a connection that breaks is told as what it is: the
 worker died, and what it did of the request is not known.
 """
 
@@ -19,7 +19,7 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from turnstile_server.errors import TurnstileError, error_of_type
-from turnstile_server.settings import ProcessSettings
+from turnstile_server.settings import WorkerSettings
 from turnstile_server.workers.child import WorkerChild
 
 _SKIPPED = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
@@ -38,7 +38,7 @@ class WorkerRestarting(TurnstileError):
 class WorkerLink:
     """``key``: the control key, which the worker asks for as the server does; None: it asks for none."""
 
-    def __init__(self, child: WorkerChild, path: Path, key: str | None, settings: ProcessSettings) -> None:
+    def __init__(self, child: WorkerChild, path: Path, key: str | None, settings: WorkerSettings) -> None:
         self.child = child
         self.number = child.number
         self.path = path

@@ -42,7 +42,7 @@ def worker_count(settings: Settings) -> int:
     """Number of worker processes to run. A server without a model has one."""
     if settings.engine.kind == "none":
         return 1
-    count = settings.processes.count
+    count = settings.workers.count
     return len(os.sched_getaffinity(0)) if count == "auto" else count
 
 

@@ -28,7 +28,7 @@ from turnstile_server.engines.protocol import (
 from turnstile_server.engines.versions import WeightVersions
 from turnstile_server.engines.weights import UpdateWay, WeightBucket
 from turnstile_server.errors import EngineRefused, EngineUnavailable, TurnstileError
-from turnstile_server.settings import EngineSettings, WorkerSettings
+from turnstile_server.settings import EngineSettings, FleetSettings
 
 PROMPT = np.arange(4, dtype=np.int32)
 
@@ -182,7 +182,7 @@ class ToldEngine(Engine):
         return [said[1:] for said in self.said if said[0] == name]
 
 
-QUICK = WorkerSettings(
+QUICK = FleetSettings(
     health_interval_s=0.02,
     load_interval_s=0.02,
     catch_up_s=0.02,
@@ -192,14 +192,14 @@ QUICK = WorkerSettings(
 )
 
 
-def fleet_of(*engines: Engine, settings: WorkerSettings = QUICK, **options: Any) -> Fleet:
+def fleet_of(*engines: Engine, settings: FleetSettings = QUICK, **options: Any) -> Fleet:
     """A fleet that is not started."""
     first = [(f"http://{number}", engine) for number, engine in enumerate(engines)]
     return Fleet(first, EngineSettings(kind="sglang"), settings, WeightVersions(), **options)
 
 
 @asynccontextmanager
-async def running(*engines: Engine, settings: WorkerSettings = QUICK, **options: Any) -> AsyncIterator[Fleet]:
+async def running(*engines: Engine, settings: FleetSettings = QUICK, **options: Any) -> AsyncIterator[Fleet]:
     """A started fleet that watches its workers."""
     fleet = fleet_of(*engines, settings=settings, **options)
     await fleet.start()

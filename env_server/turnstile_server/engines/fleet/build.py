@@ -65,7 +65,7 @@ def build_engines(
     fleet = Fleet(
         first,
         settings.engine,
-        settings.workers,
+        settings.fleet,
         versions,
         join=engine_at if first[0][0] is not None else None,
         decode=decode,

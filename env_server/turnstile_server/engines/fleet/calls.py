@@ -30,7 +30,7 @@ from turnstile_server.engines.fleet.roster import Roster
 from turnstile_server.engines.fleet.worker import Worker
 from turnstile_server.engines.protocol import CallOrigin, EngineChunk, EngineFinish, EngineSampling
 from turnstile_server.errors import EngineRefused, EngineUnavailable, TooManyCalls
-from turnstile_server.settings import WorkerSettings
+from turnstile_server.settings import FleetSettings
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class FleetCalls:
     """``decode``: for stop strings across a cut; None: they are found within a part only."""
 
     def __init__(
-        self, roster: Roster, placement: Placement, settings: WorkerSettings, decode: Decode | None
+        self, roster: Roster, placement: Placement, settings: FleetSettings, decode: Decode | None
     ) -> None:
         self.counts = FleetCounts()
         self._roster = roster
@@ -110,12 +110,12 @@ class FleetCalls:
         self, input_ids: Int32Array, sampling: EngineSampling, *, rid: str, origin: CallOrigin, stream: bool
     ) -> AsyncGenerator[EngineChunk]:
         """As ``Engine.generate``. Also raises EngineRefused for an adapter that was unloaded, TooManyCalls when
-        ``workers.max_waiting`` calls wait, and EngineUnavailable when no worker has served for
-        ``workers.no_worker_s``."""
+        ``fleet.max_waiting`` calls wait, and EngineUnavailable when no worker has served for
+        ``fleet.no_worker_s``."""
         self._refuse_unloaded(sampling.adapter)
         if len(self._queue.waiting) >= self._settings.max_waiting:
             raise TooManyCalls(
-                f"{len(self._queue)} model calls wait for the engine (workers.max_waiting)", retry_after_s=1.0
+                f"{len(self._queue)} model calls wait for the engine (fleet.max_waiting)", retry_after_s=1.0
             )
         call = self._calls[rid] = FleetCall(rid, origin)
         call.ticket.tokens = len(input_ids)

@@ -41,7 +41,7 @@ from turnstile_server.errors import (
     TurnstileError,
     Unprocessable,
 )
-from turnstile_server.settings import EngineSettings, WorkerSettings
+from turnstile_server.settings import EngineSettings, FleetSettings
 
 
 class Fleet(Engine, EngineAdmin):
@@ -53,7 +53,7 @@ class Fleet(Engine, EngineAdmin):
         self,
         first: Sequence[tuple[str | None, Engine]],
         engine_settings: EngineSettings,
-        settings: WorkerSettings,
+        settings: FleetSettings,
         versions: WeightVersions,
         *,
         join: Callable[[str], Engine] | None = None,
@@ -186,7 +186,7 @@ class Fleet(Engine, EngineAdmin):
         await self.roster.load_adapters(worker)
 
     async def remove_worker(self, worker_id: str) -> None:
-        """The worker gets no further calls, and goes when its calls have ended, after ``workers.drain_s`` at the
+        """The worker gets no further calls, and goes when its calls have ended, after ``fleet.drain_s`` at the
         latest."""
         worker = self.roster.get(worker_id)
         if worker is None:

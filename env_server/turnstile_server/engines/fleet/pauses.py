@@ -15,13 +15,13 @@ from turnstile.models import PauseMode
 from turnstile_server.engines.fleet.roster import Roster
 from turnstile_server.engines.fleet.worker import Worker
 from turnstile_server.errors import Conflict, EngineRefused, EngineUnavailable, TurnstileError
-from turnstile_server.settings import WorkerSettings
+from turnstile_server.settings import FleetSettings
 
 
 class FleetPauses:
     """The callers of ``hold_all``, ``let_go`` and ``on_all`` hold ``roster.lock``."""
 
-    def __init__(self, roster: Roster, settings: WorkerSettings) -> None:
+    def __init__(self, roster: Roster, settings: FleetSettings) -> None:
         self._roster = roster
         self._settings = settings
 
@@ -141,7 +141,7 @@ class FleetPauses:
                 await worker.wait_idle()
         if scope.cancelled_caught:
             raise Conflict(
-                f"calls still run after {limit_s:g} s (workers.sleep_wait_s); wait for them, or cancel "
+                f"calls still run after {limit_s:g} s (fleet.sleep_wait_s); wait for them, or cancel "
                 "their episodes"
             )
 

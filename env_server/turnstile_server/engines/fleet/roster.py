@@ -18,7 +18,7 @@ from turnstile_server.engines.fleet.worker import Worker
 from turnstile_server.engines.protocol import EngineState
 from turnstile_server.engines.versions import WeightVersions
 from turnstile_server.errors import EngineTimeout, TurnstileError
-from turnstile_server.settings import WorkerSettings
+from turnstile_server.settings import FleetSettings
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ class Roster:
     """``on_change``: called after every change that may let a waiting call go on, or must make it give up."""
 
     def __init__(
-        self, settings: WorkerSettings, versions: WeightVersions, on_change: Callable[[], None] = lambda: None
+        self, settings: FleetSettings, versions: WeightVersions, on_change: Callable[[], None] = lambda: None
     ) -> None:
         self.versions = versions
         self.on_change = on_change
@@ -210,7 +210,7 @@ class Roster:
             self.on_change()  # calls that wait for their own worker may have waited long enough
 
     async def measure(self, worker: Worker) -> None:
-        """Its limit follows its load. A worker that does not tell it for ``workers.hang_s`` hangs: it is down.
+        """Its limit follows its load. A worker that does not tell it for ``fleet.hang_s`` hangs: it is down.
         Raises the engine's errors."""
         asked_at = anyio.current_time()
         silent_since: float | None = asked_at

@@ -6,7 +6,7 @@ resume. What must hold:
 - All workers or none: input that the first worker refuses (a missing folder, wrong shapes) changes no other one. A
   worker that fails later is fenced, so that no call is sampled by other weights than the current ones.
 - A version is served under a name that never stood for other weights (``WeightVersions``).
-- Weights that come in pieces are given up when their trainer is silent for ``workers.update_idle_s``. Workers that
+- Weights that come in pieces are given up when their trainer is silent for ``fleet.update_idle_s``. Workers that
   had taken pieces then have a mixture, and stay fenced until a whole update. A refused piece changes nothing.
 """
 
@@ -25,7 +25,7 @@ from turnstile_server.engines.fleet.roster import FOLDER, Roster
 from turnstile_server.engines.fleet.worker import Worker
 from turnstile_server.engines.weights import UpdateWay, WeightBucket, WeightGroup
 from turnstile_server.errors import Conflict, EngineRefused
-from turnstile_server.settings import WorkerSettings
+from turnstile_server.settings import FleetSettings
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class _Pieces:
 class FleetUpdates:
     """Changes the weights of all workers of ``roster``. One thing at a time."""
 
-    def __init__(self, roster: Roster, pauses: FleetPauses, settings: WorkerSettings) -> None:
+    def __init__(self, roster: Roster, pauses: FleetPauses, settings: FleetSettings) -> None:
         self._roster = roster
         self._pauses = pauses
         self._settings = settings
