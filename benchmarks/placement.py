@@ -10,7 +10,7 @@ episodes of a group begin with the same prompt, as in GRPO; in *alone* no two ha
 *episode* is what the fleet does. *group* hashes the group's name instead. *cache* sends a new episode to the
 worker that has most of its prompt, and among equals to the one with the fewest calls, by a memory of what went
 where that is as large as the engines' caches are; what it believed to be there and what the engines then reported
-is printed below the table. All are bounded by ``fleet.load_factor``, and leave an episode where it is once it
+is printed below the table. All are bounded by the load factor, and leave an episode where it is once it
 is placed. All take turns in one run, with emptied caches; who goes first changes from round to round. *found* is
 the share of all prompt tokens that the engines had; *first* is that of the episodes' first prompts.
 """
@@ -33,6 +33,7 @@ import numpy as np
 from fleet_parts.played import Played, call_times, flushed_fleet
 from turnstile.models import Int32Array
 from turnstile_server.demo import TINY
+from turnstile_server.engines.fleet.bounds import FleetBounds
 from turnstile_server.engines.fleet.fleet import Fleet
 from turnstile_server.engines.fleet.placement import Placement, preference
 from turnstile_server.engines.protocol import CallOrigin, EngineSampling
@@ -115,8 +116,8 @@ def _chain(ids: Int32Array) -> list[bytes]:
 
 def placements(cache_tokens: int) -> dict[str, Callable[[], Placement]]:
     """The ways."""
-    settings = FleetSettings()
-    options = (settings.load_factor, settings.remembered_episodes)
+    bounds = FleetBounds()
+    options = (bounds.load_factor, bounds.remembered_episodes)
     return {
         "episode": lambda: Placement(*options),
         "group": lambda: ByGroup(*options),

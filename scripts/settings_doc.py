@@ -32,8 +32,9 @@ and, in the file:
 max_body_bytes = 33554432
 ```
 
-Times are seconds, sizes are bytes. An impossible value stops the server at start with exit code 2 and the name of
-the setting.
+Times are seconds, sizes are bytes. Bounds that nobody has asked to change are no settings but constants, in the
+`bounds.py` of the package that reads them. An impossible value stops the server at start with exit code 2 and the
+name of the setting.
 """
 
 
@@ -68,7 +69,7 @@ def _table(prefix: str, model: type[BaseModel]) -> list[str]:
     rows = ["| setting | default | meaning |", "|---|---|---|"]
     for name, field in model.model_fields.items():
         section = _model(field)
-        if section is not None:
+        if section is not None or field.exclude:  # a section, or what only code can give
             continue
         default = field.get_default(call_default_factory=True)
         shown = "none" if default is None else f"`{default}`"

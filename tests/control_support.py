@@ -28,11 +28,13 @@ import httpx
 import pytest
 from starlette.types import ASGIApp
 
+from bounded import bounded_settings
 from turnstile_server.app import Parts, assemble
 from turnstile_server.engines.fleet.build import lone
 from turnstile_server.engines.sglang.engine import SGLangEngine
 from turnstile_server.episodes.keys import EpisodeKeys
 from turnstile_server.errors import StartupError
+from turnstile_server.http.bounds import ListenerBounds
 from turnstile_server.http.listeners import Listener, bind, url_of
 from turnstile_server.journal.journal import FileJournal
 from turnstile_server.observability.metrics import JournalCollector, Metrics
@@ -150,7 +152,7 @@ def _renderer(model: Path) -> Renderer:
 @contextmanager
 def running_door(engine: EngineProcess, data_dir: Path, **settings: Any) -> Iterator[Door]:
     """A server in a thread of its own; ``settings`` are nested like the settings file."""
-    wanted = Settings(
+    wanted = bounded_settings(
         **{
             "model": engine.model,
             "data_dir": data_dir,
@@ -185,8 +187,8 @@ def running_door(engine: EngineProcess, data_dir: Path, **settings: Any) -> Iter
             parts = Parts(wanted, journal, _renderer(engine.model), lone(client), KEYS, metrics)
             doors = await assemble(parts, url_of(agent), KEY if wanted.control.auth else None, stack)
             pings = {
-                "ping_interval_s": wanted.openenv.ping_interval_s,
-                "ping_timeout_s": wanted.openenv.ping_timeout_s,
+                "ping_interval_s": wanted.openenv.bounds_of(ListenerBounds).ping_interval_s,
+                "ping_timeout_s": wanted.openenv.bounds_of(ListenerBounds).ping_timeout_s,
             }
             await stack.enter_async_context(listening(Listener(doors.control, control, **_LISTENER, **pings)))
             await stack.enter_async_context(listening(Listener(doors.agent, agent, **_LISTENER)))
@@ -235,8 +237,8 @@ async def several(engine: EngineProcess, settings: Settings) -> AsyncIterator[Do
         control = bind("control", "127.0.0.1", 0)
         sockets.callback(control.close)
         pings = {
-            "ping_interval_s": settings.openenv.ping_interval_s,
-            "ping_timeout_s": settings.openenv.ping_timeout_s,
+            "ping_interval_s": settings.openenv.bounds_of(ListenerBounds).ping_interval_s,
+            "ping_timeout_s": settings.openenv.bounds_of(ListenerBounds).ping_timeout_s,
         }
         await stack.enter_async_context(listening(Listener(joined.app, control, **_LISTENER, **pings)))
         closing.append(joined.closing)

@@ -12,9 +12,9 @@ from typing import Any
 import httpx
 from tokenizers import Tokenizer
 
+from bounded import bounded_settings
 from control_support import KEY, in_thread
 from turnstile_server.process import running
-from turnstile_server.settings import Settings
 
 SLOW_S = 60
 GO = [{"role": "user", "content": "go"}]
@@ -49,7 +49,7 @@ def _tokenizer(model: Path) -> Tokenizer:
 @contextmanager
 def trainer_server(model: Path, data_dir: Path, **settings: Any) -> Iterator[TrainerServer]:
     """A whole server in a thread; ``settings`` are nested like the settings file."""
-    wanted = Settings(
+    wanted = bounded_settings(
         **{
             "model": model,
             "data_dir": data_dir,

@@ -232,7 +232,6 @@ def server_program(settings: ServerSettings) -> Program:
             "TMPDIR": str(settings.folder / "tmp"),
             "TURNSTILE_GATE__PUBLIC_URL": settings.public_url,
             "TURNSTILE_GATE__DRAIN_S": "3",
-            "TURNSTILE_GATE__BODY_TIMEOUT_S": "8",
             "TURNSTILE_GATE__MAX_REFUSALS": "30",
             "TURNSTILE_EPISODES__MAX_RUNNING": "12",
             # Workers are killed all the time; none is to be given up.

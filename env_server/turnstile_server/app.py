@@ -26,6 +26,7 @@ from turnstile_server.control.agent_address import AgentAddress
 from turnstile_server.control.api import ControlParts, build_router
 from turnstile_server.control.app import build_control_app, build_standby_app, standby_gate
 from turnstile_server.control.auth import load_control_key
+from turnstile_server.control.bounds import ControlBounds
 from turnstile_server.control.catalog import build_catalog_router
 from turnstile_server.control.engine_routes import build_engine_router
 from turnstile_server.control.events import build_event_router
@@ -38,6 +39,7 @@ from turnstile_server.data_dir import journal_folder, kept_folders, load_secret,
 from turnstile_server.engines.fleet.build import Engines, build_engines, lone
 from turnstile_server.engines.protocol import Engine, ParkedCalls
 from turnstile_server.episodes.auditor import Auditor
+from turnstile_server.episodes.bounds import EpisodeBounds
 from turnstile_server.episodes.inspector import Inspector
 from turnstile_server.episodes.keys import EpisodeKeys
 from turnstile_server.episodes.parts import EpisodeParts
@@ -226,8 +228,8 @@ async def assemble(parts: Parts, agent_url: str, control_key: str | None, stack:
             )
         )
     )
-    workers = anyio.CapacityLimiter(settings.episodes.export_threads)
-    spans = SpanReports(episodes, parts.journal, settings.episodes.kept_regrades, workers)
+    workers = anyio.CapacityLimiter(settings.episodes.bounds_of(EpisodeBounds).export_threads)
+    spans = SpanReports(episodes, parts.journal, settings.episodes.bounds_of(EpisodeBounds).kept_regrades, workers)
     start_trace_export(settings, engine.capabilities.model_name, episodes.changes, spans.report, tasks)
     intake = Intake("gate", settings.gate, settings.gate.max_body_bytes_per_episode)
     gate = Gate(
@@ -311,7 +313,14 @@ async def _control_app(
             )
         ),
         build_event_router(episodes.subscribe, closing, settings.control),
-        build_result_router(episodes, inspector, settings.control.max_wait_s, workers, closing, episodes.fetched),
+        build_result_router(
+            episodes,
+            inspector,
+            settings.control.bounds_of(ControlBounds).max_wait_s,
+            workers,
+            closing,
+            episodes.fetched,
+        ),
         *episode_routers(episodes, inspector, spans, backends.agents, address, workers, settings),
         build_engine_router(engines.control, engines.sampler.capabilities),
         build_catalog_router(

@@ -21,6 +21,7 @@ from starlette.types import ASGIApp
 
 from turnstile.models import SnapshotInfo
 from turnstile_server.control.app import build_control_app
+from turnstile_server.control.bounds import ControlBounds
 from turnstile_server.control.events import build_event_router
 from turnstile_server.control.inspection_routes import build_inspection_router
 from turnstile_server.control.overview_routes import build_overview_router
@@ -30,6 +31,7 @@ from turnstile_server.control.span_routes import build_span_router
 from turnstile_server.control.viewer_routes import build_viewer_router
 from turnstile_server.data_dir import has_records, journal_folder, replay_folder, work_folder, worker_folders
 from turnstile_server.episodes.archive import Archive
+from turnstile_server.episodes.bounds import EpisodeBounds
 from turnstile_server.episodes.broadcast import Broadcast
 from turnstile_server.episodes.inspector import Inspector
 from turnstile_server.episodes.reader import EpisodeReader
@@ -81,20 +83,26 @@ async def open_offline_app(
     table = None if settings.model is None else await anyio.to_thread.run_sync(_table, settings.model)
     works = KeptWorks(*map(work_folder, folders))
     await works.open()
-    archive = Archive(journal, settings.episodes.cached_trees, works)
+    bounds = settings.episodes.bounds_of(EpisodeBounds)
+    archive = Archive(journal, bounds.cached_trees, works)
     await archive.restore()
     episodes = EpisodeReader(journal, archive, works, {}, settings)
-    workers = anyio.CapacityLimiter(settings.episodes.export_threads)
+    workers = anyio.CapacityLimiter(bounds.export_threads)
     inspector = Inspector(episodes, table, workers)
-    limits = (settings.episodes.max_subscribers, settings.episodes.subscriber_queue, settings.episodes.kept_events)
+    limits = (bounds.max_subscribers, bounds.subscriber_queue, bounds.kept_events)
     changes = Broadcast(*limits)  # of which there are none: readers wait
     stack.callback(changes.close)
     control = settings.control
     routers = [
-        build_result_router(episodes, inspector, control.max_wait_s, workers, closing, None),
+        build_result_router(
+            episodes, inspector, control.bounds_of(ControlBounds).max_wait_s, workers, closing, None
+        ),
         build_overview_router(episodes.overview, episodes.group_view, control.page_size, workers),
         build_inspection_router(inspector, control, workers),
-        build_span_router(SpanReports(episodes, journal, settings.episodes.kept_regrades, workers), workers),
+        build_span_router(
+            SpanReports(episodes, journal, bounds.kept_regrades, workers),
+            workers,
+        ),
         build_replay_router(
             ReplayReports(episodes, ReplayFiles(*map(replay_folder, folders)), _no_snapshots, workers), workers
         ),

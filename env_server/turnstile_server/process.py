@@ -26,6 +26,7 @@ import anyio.to_thread
 from turnstile.visible import visible
 from turnstile_server.control.agent_address import loopback_url
 from turnstile_server.errors import StartupError
+from turnstile_server.http.bounds import ListenerBounds
 from turnstile_server.http.connections import ConnectionLimits
 from turnstile_server.http.descriptors import raise_descriptor_limit
 from turnstile_server.http.listeners import Listener, bind, url_of
@@ -210,9 +211,9 @@ class Listeners:
             access_log=inherited is None,
             limits=ConnectionLimits.of(settings.control, shares.control),
             name="the control API",
-            reserve=settings.control.reserved_descriptors,
-            ping_interval_s=settings.openenv.ping_interval_s,
-            ping_timeout_s=settings.openenv.ping_timeout_s,
+            reserve=settings.control.bounds_of(ListenerBounds).reserved_descriptors,
+            ping_interval_s=settings.openenv.bounds_of(ListenerBounds).ping_interval_s,
+            ping_timeout_s=settings.openenv.bounds_of(ListenerBounds).ping_timeout_s,
         )
         self._agent = Listener(
             self._agent_app,

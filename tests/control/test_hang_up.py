@@ -12,6 +12,7 @@ import pytest
 from control_support import running_app
 from turnstile.models import Episode
 from turnstile_server.control.app import build_control_app
+from turnstile_server.control.bounds import ControlBounds
 from turnstile_server.control.protocol import EpisodeReading, InspectionService
 from turnstile_server.control.result_routes import build_result_router
 from turnstile_server.errors import NotFound
@@ -44,7 +45,7 @@ async def test_a_long_poll_ends_when_its_caller_hangs_up() -> None:
     metrics, settings = Metrics(), ControlSettings()
     service, inspector = cast(EpisodeReading, episodes), cast(InspectionService, None)
     limiter, closing = anyio.CapacityLimiter(1), anyio.Event()
-    router = build_result_router(service, inspector, settings.max_wait_s, limiter, closing, None)
+    router = build_result_router(service, inspector, ControlBounds().max_wait_s, limiter, closing, None)
     app = build_control_app([router], key=None, metrics=metrics, settings=settings)
     with running_app(app) as url:
         async with httpx.AsyncClient() as http, anyio.create_task_group() as tasks:

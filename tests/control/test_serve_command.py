@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import httpx
@@ -17,7 +18,7 @@ from typer.testing import CliRunner
 
 from turnstile_server.commands.serve import nested, serve
 from turnstile_server.settings import Settings
-from turnstile_server.settings.moved import MOVED
+from turnstile_server.settings.moved import CONSTANTS, MOVED, bounds_class
 
 USAGE = 2
 READY_S = 100
@@ -78,11 +79,35 @@ def test_a_setting_of_an_earlier_name_is_refused_with_the_new_one(tmp_path: Path
     assert "workers.hang_s: it is fleet.hang_s" in said
 
 
-def test_each_moved_setting_leads_to_one_that_there_is() -> None:
-    settings = Settings()
-    for old, new in MOVED.items():
-        section, _, field = new.partition(".")
-        assert field in type(getattr(settings, section)).model_fields, f"{old} -> {new}"
+def test_a_setting_that_is_a_constant_now_is_refused_with_its_value_and_place(tmp_path: Path) -> None:
+    config = tmp_path / "turnstile.toml"
+    config.write_text("[gate]\ntrim_s = 1\n[processes]\npoll_s = 1\n[workers]\nstart_calls = 1\n")
+    assert sorted(refused_in_process("--config", config).splitlines()) == [
+        "turnstile: setting gate.trim_s: it is a constant since this version, GateBounds.trim_s = 10.0 in "
+        "turnstile_server.gate.bounds; leave it out, and ask if you need another value",
+        "turnstile: setting processes.poll_s: it is a constant since this version, WorkerBounds.poll_s = 0.5 in "
+        "turnstile_server.workers.bounds; leave it out, and ask if you need another value",
+        "turnstile: setting workers.start_calls: it is a constant since this version, FleetBounds.start_calls = "
+        "16 in turnstile_server.engines.fleet.bounds; leave it out, and ask if you need another value",
+    ]
+    said = refused_in_process(TURNSTILE_JOURNAL__INDEX_LAG_S="1")
+    assert "setting journal.index_lag_s: it is a constant since this version" in said
+
+
+def test_no_file_and_no_variable_gives_bounds(tmp_path: Path) -> None:
+    config = tmp_path / "turnstile.toml"
+    config.write_text("[gate]\nbounds = [{trim_s = 1}]\n")
+    assert "setting gate.bounds: there is no such setting" in refused_in_process("--config", config)
+    assert "setting gate.bounds: there is no such setting" in refused_in_process(TURNSTILE_GATE__BOUNDS="[1]")
+
+
+def test_each_moved_setting_leads_to_one_that_there_is_or_to_a_constant() -> None:
+    for name in {*MOVED.values(), *CONSTANTS}:
+        section, _, field = name.partition(".")
+        kind = type(getattr(Settings(), section))
+        if name in CONSTANTS:
+            assert field in {each.name for each in fields(bounds_class(CONSTANTS[name]))}, name
+        assert (field in kind.model_fields) is (name not in CONSTANTS), name
 
 
 def test_a_wrong_environment_variable_is_named(tmp_path: Path) -> None:

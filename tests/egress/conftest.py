@@ -13,6 +13,7 @@ import anyio
 import pytest
 from egress_support import TLS_NAMES, Hosts, Names, ProxyRig
 
+from bounded import bounded
 from turnstile_server.egress.proxy import EgressProxy
 from turnstile_server.settings import EgressSettings
 
@@ -69,7 +70,7 @@ async def rig(folder: Path, hosts: Hosts, names: Names, request: pytest.FixtureR
         "request_timeout_s": 5.0,
         "connect_timeout_s": 5.0,
     }
-    proxy = EgressProxy(EgressSettings.model_validate({**fine, **changes}), names)
+    proxy = EgressProxy(bounded(EgressSettings, **{**fine, **changes}), names)
     listener = await proxy.listen(folder / "net.sock")
     async with anyio.create_task_group() as serving:
         serving.start_soon(listener.serve)

@@ -15,6 +15,7 @@ from egress_support import Hosts, Names
 from gate_support import Stage, says, staged
 from light import LIGHT, TASK
 
+from bounded import bounded_settings
 from turnstile import AsyncClient
 from turnstile.models import NetworkOutcome, NetworkReport
 from turnstile_server.agents.registry import AgentRegistry
@@ -35,7 +36,7 @@ async def server(model: Path, folder: Path, names: Names, hosts: Hosts, **egress
         "agents": {"install_dir": folder / "installs"},
         "egress": {**allowed, **egress},
     }
-    work = build_backends(Settings(**{"model": model, "data_dir": folder / "data", **wanted}), names)
+    work = build_backends(bounded_settings(**{"model": model, "data_dir": folder / "data", **wanted}), names)
     work = replace(work, agents=AgentRegistry({LIGHT.name: LIGHT}))
     async with staged(model, folder / "data", work=work, **wanted) as stage:
         stage.engine.answers = [says([*stage.encode("hm"), *stage.encode(END)])]

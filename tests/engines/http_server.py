@@ -7,6 +7,7 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
+from bounded import bounded, rebounded
 from turnstile_server.engines.http_client import EngineHttp
 from turnstile_server.engines.http_connection import EngineConnection
 from turnstile_server.settings import EngineSettings
@@ -14,7 +15,8 @@ from turnstile_server.settings import EngineSettings
 SILENCE_S = 600.0
 """No test lasts so long: where this time is to be over, the test moves the clock (``pass_time``)."""
 
-SETTINGS = EngineSettings(
+SETTINGS = bounded(
+    EngineSettings,
     kind="sglang",
     connect_timeout_s=SILENCE_S,
     first_chunk_timeout_s=SILENCE_S,
@@ -95,7 +97,7 @@ async def raw_server(tls: ssl.SSLContext | None = None) -> AsyncIterator[tuple[R
 
 @asynccontextmanager
 async def client_of(url: str, **changes: object) -> AsyncIterator[EngineHttp]:
-    http = EngineHttp(url, SETTINGS.model_copy(update=changes))
+    http = EngineHttp(url, rebounded(SETTINGS, **changes))
     await http.open()
     try:
         yield http

@@ -12,6 +12,7 @@ from engines_support import prompt_of
 from http_server import SILENCE_S
 from scripted_engine import ScriptedEngine, whole
 
+from bounded import rebounded
 from turnstile_server.engines.protocol import EngineSampling
 from turnstile_server.engines.sglang.engine import SGLangEngine
 from turnstile_server.settings import EngineSettings
@@ -33,7 +34,7 @@ SETTINGS = EngineSettings(
 @asynccontextmanager
 async def attached(server: ScriptedEngine, **changes: Any) -> AsyncIterator[SGLangEngine]:
     """A started client; ``changes`` are those of its settings."""
-    engine = SGLangEngine(server.url, SETTINGS.model_copy(update=changes), vocab_size=4160)
+    engine = SGLangEngine(server.url, rebounded(SETTINGS, **changes), vocab_size=4160)
     try:
         await engine.start()
         yield engine

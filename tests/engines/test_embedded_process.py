@@ -21,6 +21,7 @@ from http_server import SILENCE_S, waiting_calls
 from loop_clock import pass_time
 from safetensors.numpy import load_file, save_file
 
+from bounded import bounded
 from turnstile_server.engines.embedded.engine import EmbeddedEngine
 from turnstile_server.engines.embedded.kv_rows import KvRows
 from turnstile_server.engines.embedded.model import LoadedModel, ModelError, load_tokenizer, weights_name
@@ -50,7 +51,7 @@ async def single(tiny_model: Path) -> AsyncIterator[EmbeddedEngine]:
 
 
 def embedded(model: Path, **changes: Any) -> EmbeddedEngine:
-    return EmbeddedEngine(model, EngineSettings(context_length=CONTEXT, stop_grace_s=1.0, **changes))
+    return EmbeddedEngine(model, bounded(EngineSettings, context_length=CONTEXT, stop_grace_s=1.0, **changes))
 
 
 def alive(pid: int) -> bool:

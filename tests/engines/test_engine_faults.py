@@ -17,6 +17,7 @@ from loop_clock import pass_time
 from scripted_engine import ScriptedEngine, frames, scripted_engine, sse, whole
 from sglang_faults import FOUR, PROMPT, SETTINGS, answer_by_name, attached, closed_port
 
+from bounded import bounded
 from turnstile_server.engines.fleet.fleet import Fleet
 from turnstile_server.engines.protocol import CallOrigin, EngineSampling
 from turnstile_server.engines.sglang.engine import SGLangEngine
@@ -312,7 +313,7 @@ async def test_weights_change_only_between_pause_and_continue(server: ScriptedEn
 
 
 async def test_an_attached_engine_that_dies_asleep_is_noticed_before_it_is_woken() -> None:
-    quick = FleetSettings(health_interval_s=0.02, load_interval_s=0.02)
+    quick = bounded(FleetSettings, health_interval_s=0.02, load_interval_s=0.02)
     async with scripted_engine() as server, anyio.create_task_group() as tasks:
         server.server_info["enable_memory_saver"] = True
         engine = SGLangEngine(server.url, SETTINGS, vocab_size=4160)

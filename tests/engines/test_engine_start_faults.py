@@ -16,6 +16,7 @@ from loop_clock import pass_time
 from scripted_engine import ScriptedEngine, scripted_engine, whole
 from sglang_faults import FOUR, PROMPT, SETTINGS, answer_by_name, attached, closed_port
 
+from bounded import rebounded
 from turnstile_server.engines.sglang.engine import SGLangEngine
 from turnstile_server.engines.tokenizer_probe import TokenizerProbe
 from turnstile_server.errors import EngineProtocolError, EngineUnavailable, StartupError
@@ -41,7 +42,7 @@ async def test_close_is_safe_twice_and_after_a_failed_start() -> None:
 
 async def test_an_engine_that_accepts_and_is_silent_is_asked_again(server: ScriptedEngine) -> None:
     server.holds["/model_info"] = asyncio.Event()
-    settings = SETTINGS.model_copy(update={"start_timeout_s": 10 * SILENCE_S, "probe_timeout_s": SILENCE_S})
+    settings = rebounded(SETTINGS, start_timeout_s=10 * SILENCE_S, probe_timeout_s=SILENCE_S)
     engine = SGLangEngine(server.url, settings, vocab_size=10)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(engine.start)

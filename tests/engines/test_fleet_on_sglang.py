@@ -19,6 +19,7 @@ import pytest
 from engines_support import TOLERANCE, assert_true_logprobs, collect, probe_of, reference_logprobs, tokenizer
 from test_sglang_weights import GREEDY, PROMPT, SMALL, make_adapter, tensors
 
+from bounded import bounded
 from engine_server import EngineServer
 from sglang_server import sglang_processes
 from turnstile import AsyncClient, errors
@@ -300,7 +301,7 @@ async def test_calls_leave_a_worker_whose_scheduler_stands_still(
     """Its HTTP server goes on answering, as that of an engine whose GPU hangs does."""
     settings = EngineSettings(kind="sglang")
     first = [(process.url, SGLangEngine(process.url, settings)) for process in processes[:2]]
-    quick = FleetSettings(hang_s=2.0, health_timeout_s=1.0, health_interval_s=0.5)
+    quick = bounded(FleetSettings, hang_s=2.0, health_timeout_s=1.0, health_interval_s=0.5)
     fleet = Fleet(first, settings, quick, WeightVersions())
     await fleet.start()
     try:

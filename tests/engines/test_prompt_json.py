@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bounded import bounded
 from turnstile.models import Int32Array
 from turnstile_server.capture.path_buffer import PathBuffer
 from turnstile_server.engines.prompt_json import (
@@ -179,7 +180,7 @@ async def test_ids_outside_the_vocabulary_are_refused_each_time_they_come() -> N
 
 @pytest.mark.anyio
 async def test_an_episode_that_rests_or_is_forgotten_keeps_nothing() -> None:
-    prompts = EnginePrompts(EngineSettings(prompt_json_rest_s=0.02))
+    prompts = EnginePrompts(bounded(EngineSettings, prompt_json_rest_s=0.02))
     prompts.written("a", ids_of(1, 2, 3), VOCAB)
     assert prompts.kept_bytes > 0
     await wait_until(lambda: not prompts.kept_bytes)

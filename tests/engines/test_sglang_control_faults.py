@@ -17,6 +17,7 @@ import torch.multiprocessing  # tells the pickler about tensors
 from engines_support import collect, prompt_of
 from scripted_engine import RID, ScriptedEngine, scripted_engine, whole
 
+from bounded import rebounded
 from turnstile import weights as client_weights
 from turnstile_server.engines.protocol import EngineLoad, EngineSampling
 from turnstile_server.engines.sglang.engine import SGLangEngine
@@ -48,7 +49,7 @@ async def server() -> AsyncIterator[ScriptedEngine]:
 
 @asynccontextmanager
 async def attached(server: ScriptedEngine, *, paused: bool = False, **changes: Any) -> AsyncIterator[SGLangEngine]:
-    engine = SGLangEngine(server.url, SETTINGS.model_copy(update=changes), vocab_size=4160)
+    engine = SGLangEngine(server.url, rebounded(SETTINGS, **changes), vocab_size=4160)
     try:
         await engine.start()
         if paused:

@@ -17,6 +17,7 @@ import torch
 from engines_support import Progress, assert_true_logprobs, collect, probe_of, prompt_of
 from safetensors.torch import load_file, save_file
 
+from bounded import bounded
 from sglang_server import sglang_server
 from turnstile import weights as client_weights
 from turnstile.models import WeightBucketRequest, new_id
@@ -361,7 +362,7 @@ def make_adapter(model: Path, folder: Path, merged: Path, rank: int = 4, alpha: 
 
 async def attach(engine: SGLangEngine, **changes: Any) -> SGLangEngine:
     """A second client of the same server, with other settings."""
-    other = SGLangEngine(engine._http.url, EngineSettings(kind="sglang", **changes))
+    other = SGLangEngine(engine._http.url, bounded(EngineSettings, kind="sglang", **changes))
     await other.start()
     return other
 

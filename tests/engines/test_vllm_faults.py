@@ -16,6 +16,7 @@ from http_server import SILENCE_S, waiting_calls
 from loop_clock import pass_time
 from scripted_vllm import ScriptedVllm, body_of, frames, scripted_vllm, sse, whole
 
+from bounded import rebounded
 from turnstile_server.engines.protocol import CallOrigin, EngineSampling
 from turnstile_server.engines.vllm.engine import VLLMEngine
 from turnstile_server.errors import (
@@ -52,7 +53,7 @@ async def server() -> AsyncIterator[ScriptedVllm]:
 
 @asynccontextmanager
 async def attached(server: ScriptedVllm, **changes: Any) -> AsyncIterator[VLLMEngine]:
-    engine = VLLMEngine(server.url, SETTINGS.model_copy(update=changes), vocab_size=4160)
+    engine = VLLMEngine(server.url, rebounded(SETTINGS, **changes), vocab_size=4160)
     try:
         await engine.start()
         server.controls.clear()

@@ -13,6 +13,7 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 
+from bounded import bounded_settings
 from turnstile.models import LeftOut, WorkDiff
 from turnstile_server.agents.installer import Installer
 from turnstile_server.agents.registry import AgentRegistry
@@ -26,7 +27,7 @@ from turnstile_server.grading.protocol import Grade, Work
 from turnstile_server.sandboxes.background import BackgroundTasks
 from turnstile_server.sandboxes.endpoint import AgentEndpoint
 from turnstile_server.sandboxes.protocol import MADE_AT_ONCE, Command, ExecResult, SandboxOrigin, SandboxSpec, User
-from turnstile_server.settings import AgentSettings, Settings
+from turnstile_server.settings import AgentSettings
 from turnstile_server.tasks.model import Task
 from waiting import wait_until
 
@@ -214,7 +215,7 @@ class FakeBackends:
 
 
 def fake_backends(folder: Path, **settings: Any) -> FakeBackends:
-    made = build_backends(Settings(**{"data_dir": folder, **settings}))
+    made = build_backends(bounded_settings(**{"data_dir": folder, **settings}))
     provider, grader = FakeProvider(), FakeGrader()
     agents = AgentRegistry({spec.name: spec for spec in (FAKE_AGENT, EAGER, TALKER, RESUMER)})
     installer = Installer(AgentSettings(install_dir=folder), LAUNCH_CLIENT)

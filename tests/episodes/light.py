@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from bounded import bounded_settings
 from turnstile_server.agents.registry import AgentRegistry
 from turnstile_server.agents.spec import AgentSpec
 from turnstile_server.backends import Backends, build_backends
-from turnstile_server.settings import Settings
 
 SCRIPT = """
 import json, os, sys, time, urllib.request
@@ -58,5 +58,5 @@ SOLVE = "open('answer.py', 'w').write('ANSWER = 42')"
 def light_work(model: Path, data_dir: Path, folder: Path, **settings: Any) -> tuple[Backends, dict[str, Any]]:
     """Backends whose one agent is LIGHT, and the settings that they were built from."""
     wanted = {"sandboxes": {"kind": "local"}, "agents": {"install_dir": folder}, **settings}
-    made = build_backends(Settings(**{"model": model, "data_dir": data_dir, **wanted}))
+    made = build_backends(bounded_settings(**{"model": model, "data_dir": data_dir, **wanted}))
     return replace(made, agents=AgentRegistry({LIGHT.name: LIGHT})), wanted

@@ -202,7 +202,7 @@ async def test_so_many_changes_are_kept_and_no_more(tiny_model: Path, tmp_path: 
             given = await give(stage, episode, key=str(number), reward=number, replace=True)
             assert given.status_code == 200
         refused = await give(stage, episode, key="3", reward=1, replace=True)
-        assert (refused.status_code, "episodes.max_reward_changes" in refused.text) == (409, True)
+        assert (refused.status_code, "the most that are kept" in refused.text) == (409, True)
         assert (await give(stage, episode, key="1", reward=1)).status_code == 200, "a repetition is none"
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from bounded import bounded
 from turnstile_server.errors import NotFound, SandboxFailed, WorkNotKept
 from turnstile_server.replay import inside
 from turnstile_server.replay.capture import Capture, ChangedFile, read_capture
@@ -41,7 +42,7 @@ anyio.run(main)
 
 
 def store_in(folder: Path, **settings: int) -> ReplayStore:
-    return ReplayStore(folder, EpisodeSettings(**{"keep_replay_bytes": 8 << 20, **settings}), 0, set())
+    return ReplayStore(folder, bounded(EpisodeSettings, **{"keep_replay_bytes": 8 << 20, **settings}), 0, set())
 
 
 async def state(store: ReplayStore, episode_id: str, files: dict[str, bytes]) -> None:

@@ -13,6 +13,7 @@ import pytest
 from conversation import GO, reply_ids
 from gate_support import Stage, says, staged
 
+from bounded import bounded
 from turnstile.models import Float32Array, Int32Array, Message, Tool
 from turnstile_server.capture import CallMatch
 from turnstile_server.episodes.broadcast import Broadcast
@@ -130,7 +131,8 @@ async def test_long_renders_leave_the_loop_for_a_bounded_number_of_threads(
     """``huge``: the threads are those of huge prompts."""
     at_once = threads if leaves_the_loop else 1
     watched = Watched(create_renderer(tiny_model, RenderingSettings()), at_once)
-    settings = GateSettings(
+    settings = bounded(
+        GateSettings,
         inline_render_chars=inline_chars,
         render_threads=4 if huge else threads,
         huge_prompt_chars=1 if huge else 100,

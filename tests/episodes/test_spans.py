@@ -19,6 +19,7 @@ from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from test_restart import child
 
+from bounded import bounded_settings
 from turnstile.models import EpisodeRequest, Span, SpanKind, SpanReport, TaskRef, seconds_by_part
 from turnstile_server.errors import EngineUnavailable
 from turnstile_server.settings import Settings
@@ -208,7 +209,7 @@ async def test_a_caller_that_leaves_is_no_turn_and_is_recorded(stage: Stage) -> 
 
 async def test_a_running_tool_call_is_there_and_ends_with_its_episode(tiny_model: Path, tmp_path: Path) -> None:
     wanted = {"sandboxes": {"kind": "local"}}
-    async with scripted_server(Settings(**wanted), lambda call: Step(text="Done.")) as server:
+    async with scripted_server(bounded_settings(**wanted), lambda call: Step(text="Done.")) as server:
         created = await server.create(EpisodeRequest(task=TaskRef.model_validate(TASK), agent="external"))
         episode_id = created.episode_id
 

@@ -22,6 +22,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from test_recorded_spans import EPISODE
 
+from bounded import bounded
 from turnstile.models import Episode, EpisodeStatus, SpanReport
 from turnstile_server.gate.episode_limits import ConversationHeaders
 from turnstile_server.observability.otel import ModelNames, TraceExport
@@ -239,7 +240,7 @@ async def test_a_collector_that_hangs_costs_traces_and_nothing_else(
     async def report(episode_id: str) -> SpanReport:
         return SpanReport(episode_id=episode_id, started_at=0.0)
 
-    settings = TracingSettings(max_queued=2, shutdown_s=0.05 if slow else 20.0)
+    settings = bounded(TracingSettings, max_queued=2, shutdown_s=0.05 if slow else 20.0)
     export = TraceExport(changes, report, ModelNames("e", "m"), settings, exporter)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(export.run)

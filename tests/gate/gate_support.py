@@ -16,6 +16,7 @@ import numpy as np
 import openai
 import pytest
 
+from bounded import bounded_settings
 from turnstile.models import Float32Array, Int32Array, WeightSpan
 from turnstile_server.app import Apps, Parts, assemble
 from turnstile_server.backends import Backends
@@ -224,7 +225,7 @@ class Stage:
 
 
 def stage_settings(model: Path, data_dir: Path, **settings: Any) -> Settings:
-    return Settings(**{"model": model, "data_dir": data_dir, "sandboxes": {"kind": "none"}, **settings})
+    return bounded_settings(**{"model": model, "data_dir": data_dir, "sandboxes": {"kind": "none"}, **settings})
 
 
 def scripted_engine(model: Path, context_length: int = CONTEXT) -> ScriptedEngine:

@@ -10,6 +10,7 @@ from typing import Any
 import anyio
 import pytest
 
+from bounded import bounded
 from turnstile_server.errors import TurnstileError
 from turnstile_server.gate import body as gate_body
 from turnstile_server.gate.body import BodyParser
@@ -65,7 +66,7 @@ def test_a_known_history_is_refused_where_an_unknown_one_is(
     monkeypatch: pytest.MonkeyPatch, limits: dict[str, Any], objects: int
 ) -> None:
     monkeypatch.setattr(gate_body, "INLINE_OBJECTS", objects)
-    parser = BodyParser(GateSettings(**limits), CONTEXT_LENGTH)
+    parser = BodyParser(bounded(GateSettings, **limits), CONTEXT_LENGTH)
 
     async def outcome(dialect: Any, body: bytes, before: ParseCache | None) -> ModelRequest | str:
         try:
@@ -93,7 +94,7 @@ def test_a_long_history_is_read_in_a_thread_once(monkeypatch: pytest.MonkeyPatch
     if limit == "objects":
         monkeypatch.setattr(gate_body, "INLINE_OBJECTS", 20)
         inline = 1 << 20
-    parser = BodyParser(GateSettings(inline_body_bytes=inline), CONTEXT_LENGTH)
+    parser = BodyParser(bounded(GateSettings, inline_body_bytes=inline), CONTEXT_LENGTH)
     chat, before = NotedChat(), ParseCache()
 
     async def calls() -> list[ModelRequest]:

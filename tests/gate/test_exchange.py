@@ -8,6 +8,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
+from bounded import bounded
 from turnstile_server.http.connections import ConnectionLimits, Connections, Seat, extensions_of
 from turnstile_server.http.exchange import AgentExchange, CallerGone
 from turnstile_server.http.intake import Intake
@@ -103,7 +104,7 @@ async def test_after_the_reply_the_seat_tells_nobody() -> None:
 
 async def test_a_send_that_would_wait_for_its_client_is_bounded() -> None:
     caller, seat = Caller(), new_seat()
-    settings = GateSettings(send_timeout_s=0.01)
+    settings = bounded(GateSettings, send_timeout_s=0.01)
     scope: dict[str, Any] = {"type": "http", "method": "GET", "path": "/", "query_string": b"", "headers": []}
     scope["extensions"] = extensions_of(seat)
 

@@ -14,6 +14,8 @@ import sys
 from itertools import count
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from journal_support import small, state, turn
 
 from turnstile_server.errors import StartupError

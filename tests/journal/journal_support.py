@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from bounded import bounded
 from turnstile_server.journal.files import RealFiles
 from turnstile_server.journal.protocol import Record, RecordType
 from turnstile_server.journal.recovery import list_segments
@@ -25,8 +26,9 @@ WAY: dict[str, Any] = {}
 
 def small(**overrides: Any) -> JournalSettings:
     """Small segments and no floor of free space, so that tests can fill both."""
-    return JournalSettings(
-        **{"segment_bytes": SMALL_SEGMENT, "min_free_bytes": 0, "index_lag_s": 0.01, **WAY, **overrides}
+    return bounded(
+        JournalSettings,
+        **{"segment_bytes": SMALL_SEGMENT, "min_free_bytes": 0, "index_lag_s": 0.01, **WAY, **overrides},
     )
 
 

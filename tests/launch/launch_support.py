@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bounded import bounded
 from turnstile_server.settings import EngineSettings, LaunchSettings
 from waiting import wait_until_sync
 
@@ -49,7 +50,7 @@ class Toy:
             "stop_grace_s": 5.0,
             "environment": self.environment(),
         }
-        return LaunchSettings(enabled=True, **(given | changes))
+        return bounded(LaunchSettings, enabled=True, **(given | changes))
 
     def left(self) -> list[int]:
         """Processes that run and have this folder in their environment, wherever they are in the tree."""
@@ -64,7 +65,7 @@ class Toy:
 
 
 def engine_settings(**changes: Any) -> EngineSettings:
-    return EngineSettings(kind="sglang", **({"start_timeout_s": 60.0} | changes))
+    return bounded(EngineSettings, kind="sglang", **({"start_timeout_s": 60.0} | changes))
 
 
 def below(root: int) -> list[int]:

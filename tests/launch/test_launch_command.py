@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from bounded import bounded
 from turnstile_server.engines.launch.command import VLLM_EXTENSION, LaunchCommand, engine_command
 from turnstile_server.errors import StartupError
 from turnstile_server.settings import LaunchSettings
@@ -17,7 +18,7 @@ NOTHING: dict[str, str] = {}
 
 
 def command(kind: str, *arguments: str, environ: dict[str, str] = NOTHING, **settings: object) -> LaunchCommand:
-    launch = LaunchSettings(enabled=True, arguments=arguments, **settings)  # type: ignore[arg-type]
+    launch = bounded(LaunchSettings, enabled=True, arguments=arguments, **settings)  # type: ignore[arg-type]
     return engine_command(kind, MODEL, 4000, launch, environ)
 
 
@@ -125,4 +126,4 @@ def test_the_environment_has_what_is_named_and_nothing_else() -> None:
 )
 def test_a_setting_that_cannot_be_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
-        LaunchSettings(**wrong)  # type: ignore[arg-type]
+        bounded(LaunchSettings, **wrong)  # type: ignore[arg-type]

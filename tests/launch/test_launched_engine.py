@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from launch_support import Toy, engine_settings
 
+from bounded import bounded
 from turnstile.models import Int32Array, WeightSpan
 from turnstile_server.engines.launch.launched import LaunchedEngine
 from turnstile_server.engines.protocol import (
@@ -255,5 +256,5 @@ async def test_what_cannot_be_launched_is_refused(
     toy: Toy, tiny_model: Path, engine: dict[str, Any], launch: dict[str, Any], reason: str
 ) -> None:
     with pytest.raises(StartupError) as caught:
-        create_engine(EngineSettings(**engine), tiny_model, None, toy.launch(**launch))
+        create_engine(bounded(EngineSettings, **engine), tiny_model, None, toy.launch(**launch))
     assert reason in caught.value.message

@@ -14,6 +14,7 @@ import pytest
 from launch_support import Toy, below, engine_settings, left_of
 from server_process import TIMEOUT_S, environment, serve_command
 
+from bounded import bounded
 from sglang_server import FLAGS, SHIM, VARIABLE
 from turnstile_server.engines.launch.launched import LaunchedEngine
 from turnstile_server.engines.protocol import CallOrigin, EngineChunk, EngineSampling
@@ -40,7 +41,8 @@ def variables(toy: Toy) -> dict[str, str]:
 
 @pytest.fixture
 async def engine(toy: Toy, tiny_model: Path) -> AsyncIterator[LaunchedEngine]:
-    launch = LaunchSettings(
+    launch = bounded(
+        LaunchSettings,
         enabled=True,
         python=os.environ[VARIABLE],
         arguments=FLAGS,

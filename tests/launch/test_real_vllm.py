@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from launch_support import Toy, below, engine_settings, left_of
 
+from bounded import bounded
 from turnstile_server.engines.http_client import EngineHttp
 from turnstile_server.engines.launch.supervisor import EngineDown, EngineProcess, EngineUp
 from turnstile_server.settings import LaunchSettings
@@ -39,8 +40,8 @@ def settings_of(toy: Toy) -> LaunchSettings:
         "TOY_DIR": str(toy.folder),
     }
     python = os.environ["TURNSTILE_VLLM_PYTHON"]
-    return LaunchSettings(
-        enabled=True, python=python, arguments=FLAGS, environment=environment, backoff_start_s=0.0
+    return bounded(
+        LaunchSettings, enabled=True, python=python, arguments=FLAGS, environment=environment, backoff_start_s=0.0
     )
 
 

@@ -8,13 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bounded import bounded
 from turnstile_server.engines.launch.restarts import GiveUp, Restart, RestartPolicy
 from turnstile_server.settings import LaunchSettings
 
 
 def policy(**changes: Any) -> RestartPolicy:
     defaults = {"max_restarts": 3, "restart_window_s": 100.0, "backoff_start_s": 1.0, "backoff_ceiling_s": 3.0}
-    return RestartPolicy(LaunchSettings(**(defaults | changes)))
+    return RestartPolicy(bounded(LaunchSettings, **(defaults | changes)))
 
 
 @pytest.mark.parametrize(

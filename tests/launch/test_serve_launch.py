@@ -147,8 +147,7 @@ def test_a_start_that_waits_for_the_engine_says_so_and_can_be_stopped(
 def test_ready_says_that_no_engine_serves_and_that_a_pause_lasts(
     toy: Toy, tiny_model: Path, tmp_path: Path
 ) -> None:
-    settings = {"TURNSTILE_LAUNCH__BACKOFF_START_S": "0", "TURNSTILE_FLEET__PAUSE_ALARM_S": "0.2"}
-    with served(toy, tiny_model, tmp_path, **settings) as server:
+    with served(toy, tiny_model, tmp_path, TURNSTILE_FLEET__PAUSE_ALARM_S="0.2") as server:
         url = server.ready()["control_url"]
         key = (tmp_path / "data" / "control.key").read_text().strip()
         with httpx.Client(base_url=url, headers={"authorization": f"Bearer {key}"}) as http:

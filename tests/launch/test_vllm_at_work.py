@@ -47,10 +47,8 @@ def served(toy: Toy, folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]
         "TURNSTILE_CONTROL_KEY": KEY,
         "TURNSTILE_LAUNCH__PYTHON": str(launch.python),
         "TURNSTILE_LAUNCH__ENVIRONMENT": json.dumps(dict(launch.environment)),
-        "TURNSTILE_LAUNCH__BACKOFF_START_S": "0",
         "TURNSTILE_ENGINE__START_TIMEOUT_S": str(START_S),
         "TURNSTILE_FLEET__NO_WORKER_S": str(START_S),
-        "TURNSTILE_FLEET__CATCH_UP_S": "1",
     }
     command = [*serve_command(*arguments, "--engine", "vllm", "--launch"), "--", *FLAGS]
     with (folder / "log").open("w") as log:

@@ -12,6 +12,7 @@ import anyio
 from subprocess_sandbox import SubprocessSandbox
 from tools_support import PlayedEpisode
 
+from bounded import bounded
 from turnstile_server.episodes.own_tools import EpisodeOwnTools
 from turnstile_server.own_tools.catalog import OwnToolCatalog
 from turnstile_server.settings import ToolSettings
@@ -56,7 +57,7 @@ class OwnServer:
     """The part of a server that has to do with own tools. Several episodes may run at once."""
 
     def __init__(self, tasks: Mapping[str, Mapping[str, Any]] | None = None, **settings: Any) -> None:
-        self.settings = ToolSettings(**settings)
+        self.settings = bounded(ToolSettings, **settings)
         self.catalog = OwnToolCatalog(self.settings)
         for task_id, specs in (tasks or {}).items():
             self.catalog.add_task(task_id, OwnToolSpecs.model_validate(specs))

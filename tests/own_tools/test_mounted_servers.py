@@ -180,17 +180,17 @@ async def test_a_server_that_reads_no_more_holds_up_nothing() -> None:
             for name in ("deaf", "echo", "echo"):
                 text = "x" * 500_000  # more than a pipe holds
                 assert await episode.error(name, text=text) == f"{name} took longer than its limit of 0.3 s"
-        async with mounting(rogue(), send_timeout_s=0.3).episode() as episode, anyio.create_task_group() as tasks:
+        async with mounting(rogue(), mount_send_s=0.3).episode() as episode, anyio.create_task_group() as tasks:
             tasks.start_soon(episode, "deaf")
             await anyio.sleep(0.1)
             cut = await episode.error("echo", text="x" * 500_000)
-            assert "it took no input for 0.3 s (tools.send_timeout_s)" in cut
+            assert "it took no input for 0.3 s" in cut
 
 
 @pytest.mark.parametrize(
     ("tool", "said"),
     [
-        ("notify", "it sent more than 50 notifications in 10 s (tools.mount_max_notifications)"),
+        ("notify", "it sent more than 50 notifications in 10 s"),
         ("answers", "it sent more than 1000000 bytes in 10 s that are no messages, or too large ones"),
         ("garbage", "it sent more than 1000000 bytes in 10 s that are no messages, or too large ones"),
     ],
@@ -235,7 +235,7 @@ async def test_a_result_that_breaks_its_schema_is_an_error() -> None:
         (rogue("dies"), "it ended with exit code 3; the last of its standard error:\ncomplaint 18\n"),
         (rogue("silent", start_timeout_s=0.5), "it did not name its tools within 0.5 s; the last of its standard"),
         (rogue("empty"), "it has no tools"),
-        (rogue("many"), "it names more than 128 tools (tools.mount_max_tools)"),
+        (rogue("many"), "it names more than 128 tools"),
         (rogue(allow=["echo", "missing"]), "it has no tool 'missing' (allow); it has answers, deaf, die, echo, "),
         (rogue(command="no-such-program"), "there is no program no-such-program"),
         (

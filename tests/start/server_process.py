@@ -6,9 +6,11 @@ Tests run as root in CI. Root may write everywhere, so a server that must not is
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 TIMEOUT_S = 100
@@ -32,6 +34,11 @@ def environment(**extra: str) -> dict[str, str]:
 def serve_command(*arguments: str | Path) -> list[str]:
     ports = ("--control-port", "0", "--agent-port", "0")
     return [sys.executable, "-m", "turnstile", "serve", *ports, *map(str, arguments)]
+
+
+def bounded_command(bounds: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """A server with other bounds, by section and name; all its settings are in the environment."""
+    return [sys.executable, str(Path(__file__).with_name("serve_bounded.py")), json.dumps(bounds)]
 
 
 def refusal(*arguments: str | Path, under: tuple[str, ...] = (), **extra: str) -> str:

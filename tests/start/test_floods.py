@@ -11,7 +11,7 @@ import socket
 import struct
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from server_process import environment, serve_command
+from server_process import bounded_command, environment
 
 from turnstile_server.http.acceptor import _AT_ONCE
 from waiting import wait_until_sync
@@ -102,18 +102,25 @@ class Running:
 
 @contextmanager
 def serving(
-    tmp_path: Path, tiny_model: Path, *, descriptors: int | str | None = None, **settings: str
+    tmp_path: Path,
+    tiny_model: Path,
+    *,
+    descriptors: int | str | None = None,
+    bounds: Mapping[str, Mapping[str, float]] = {},
+    **settings: str,
 ) -> Iterator[Running]:
     names = {f"TURNSTILE_{name}": value for name, value in settings.items()}
     limited = ["prlimit", f"--nofile={descriptors}"] if descriptors is not None else []
     log = tmp_path / "log"
     with log.open("w") as errors:
         process = subprocess.Popen(
-            [
-                *limited,
-                *serve_command("--model", tiny_model, "--data-dir", tmp_path / "data", "--engine", "trainer"),
-            ],
+            [*limited, *bounded_command(bounds)],
             env=environment(
+                TURNSTILE_MODEL=str(tiny_model),
+                TURNSTILE_DATA_DIR=str(tmp_path / "data"),
+                TURNSTILE_ENGINE__KIND="trainer",
+                TURNSTILE_CONTROL__PORT="0",
+                TURNSTILE_GATE__PORT="0",
                 TURNSTILE_CONTROL_KEY=KEY,
                 TURNSTILE_SANDBOXES__KIND="none",
                 TURNSTILE_SHUTDOWN_GRACE_S="0",
@@ -243,8 +250,8 @@ def test_long_pages_that_nobody_reads_do_not_hold_the_server(tiny_model: Path, t
 def test_what_came_while_the_server_stood_still_is_answered(tiny_model: Path, tmp_path: Path) -> None:
     """As after a suspension, or on a far too busy machine: deadlines have passed, but the requests are there."""
     request = b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
-    short = {"CONTROL__HEAD_TIMEOUT_S": "2", "GATE__IDLE_CONNECTION_S": "2"}
-    with serving(tmp_path, tiny_model, **short) as server:
+    short = {"control": {"head_timeout_s": 2}}
+    with serving(tmp_path, tiny_model, bounds=short, GATE__IDLE_CONNECTION_S="2") as server:
         for _ in range(2):  # whether timers or sockets come first then is not the same each time
             with ExitStack() as stack:
                 kept = [stack.enter_context(opened(server.control_url, request)) for _ in range(20)]
@@ -264,8 +271,8 @@ def test_what_came_while_the_server_stood_still_is_answered(tiny_model: Path, tm
 
 @pytest.mark.thorough
 def test_bodies_that_are_sent_while_the_server_stands_still_are_read(tiny_model: Path, tmp_path: Path) -> None:
-    quick = {"GATE__BODY_STALL_S": "3", "GATE__BODY_TIMEOUT_S": "3", "CONTROL__BODY_STALL_S": "3"}
-    with serving(tmp_path, tiny_model, **quick) as server, ExitStack() as stack:
+    quick = {"gate": {"body_stall_s": 3, "body_timeout_s": 3}, "control": {"body_stall_s": 3}}
+    with serving(tmp_path, tiny_model, bounds=quick) as server, ExitStack() as stack:
         episode = server.episode()
         whole = json.dumps({"model": "m", "messages": [{"role": "user", "content": "x" * 500}]}).encode()
         head = head_of(episode, "/v1/messages/count_tokens", f"content-length: {len(whole)}\r\n")
@@ -287,15 +294,10 @@ def test_bodies_that_are_sent_while_the_server_stands_still_are_read(tiny_model:
 
 
 @pytest.mark.thorough
-def test_heads_and_descriptors_have_the_bounds_of_the_settings(tiny_model: Path, tmp_path: Path) -> None:
-    bounds = {
-        "MAX_DESCRIPTORS": "1200",
-        "CONTROL__RESERVED_DESCRIPTORS": "100",
-        "CONTROL__MAX_HEAD_BYTES": "2048",
-        "GATE__MAX_HEADERS": "10",
-        "SANDBOXES__MAX_CONNECTIONS_TOTAL": "40",
-    }
-    with serving(tmp_path, tiny_model, descriptors="600:4000", **bounds) as server:
+def test_heads_and_descriptors_have_the_bounds_that_are_given(tiny_model: Path, tmp_path: Path) -> None:
+    bounds = {"control": {"reserved_descriptors": 100, "max_head_bytes": 2048}, "gate": {"max_headers": 10}}
+    settings = {"MAX_DESCRIPTORS": "1200", "SANDBOXES__MAX_CONNECTIONS_TOTAL": "40"}
+    with serving(tmp_path, tiny_model, descriptors="600:4000", bounds=bounds, **settings) as server:
         assert resource.prlimit(server.pid, resource.RLIMIT_NOFILE) == (1200, 4000)
         kept = [link for link in links_of(server.pid) if link == "/dev/null"]
         assert len(kept) >= 100
@@ -332,7 +334,8 @@ def heard(connection: socket.socket) -> bytes:
 def test_few_descriptors_leave_the_control_api_and_the_agents_served_through_a_flood(
     tmp_path: Path, tiny_model: Path
 ) -> None:
-    with serving(tmp_path, tiny_model, descriptors=256, GATE__HEAD_TIMEOUT_S="2") as server, ExitStack() as stack:
+    quick = {"gate": {"head_timeout_s": 2}}
+    with serving(tmp_path, tiny_model, descriptors=256, bounds=quick) as server, ExitStack() as stack:
         assert "this process may open 256 descriptors" in server.log.read_text()
         episode = server.episode()
         before = server.descriptors
@@ -393,7 +396,7 @@ def test_unfinished_bodies_of_32_megabytes_are_bounded_and_released(tmp_path: Pa
         serving(
             tmp_path,
             tiny_model,
-            GATE__BODY_STALL_S="3",
+            bounds={"gate": {"body_stall_s": 3}},
             GATE__MAX_PROMPT_BYTES=str(64 * MIB),
         ) as server,
         ExitStack() as stack,

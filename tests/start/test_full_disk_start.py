@@ -19,7 +19,7 @@ from waiting import wait_until_sync
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 KEY = "control-key-of-the-full-disk"
-SETTINGS = {"TURNSTILE_CONTROL_KEY": KEY, "TURNSTILE_JOURNAL__CHECK_INTERVAL_S": "0.1"}
+SETTINGS = {"TURNSTILE_CONTROL_KEY": KEY}
 
 
 @pytest.fixture

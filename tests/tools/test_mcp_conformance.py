@@ -23,9 +23,9 @@ import httpx
 import pytest
 from starlette.types import Receive, Scope, Send
 
+from bounded import bounded_settings
 from turnstile.models import TaskRef
 from turnstile_server.http.listeners import Listener, bind, url_of
-from turnstile_server.settings import Settings
 from turnstile_server.testing.server import scripted_server
 
 pytestmark = [pytest.mark.anyio, pytest.mark.agents]
@@ -121,7 +121,7 @@ async def episode_url() -> AsyncIterator[str]:
         "prefix": "",
     }
     tools = {"functions": functions, "servers": [server], "stream_max_s": 1, "retry_s": 0.2}
-    settings = Settings(tools=tools, sandboxes={"kind": "none"})
+    settings = bounded_settings(tools=tools, sandboxes={"kind": "none"})
 
     def nobody(_: Any) -> Any:
         raise AssertionError("no model is called")

@@ -9,6 +9,7 @@ import httpx
 import pytest
 from tools_support import mcp_stage
 
+from bounded import bounded
 from turnstile_server.errors import ForeignHost, ForeignOrigin
 from turnstile_server.hosted import hosted_settings
 from turnstile_server.http.origins import OriginCheck, OriginRules
@@ -27,7 +28,7 @@ INITIALIZE = {
 
 
 def rules(public_url: str | None = None, **settings: Any) -> OriginRules:
-    return OriginRules.of("gate", GateSettings(**settings), public_url)
+    return OriginRules.of("gate", bounded(GateSettings, **settings), public_url)
 
 
 def verdict(rules: OriginRules, host: str, *origins: str, unix: bool = False) -> str:

@@ -10,6 +10,7 @@ import anyio
 import pytest
 from tools_support import PlayedEpisode
 
+from bounded import bounded
 from turnstile_server.episodes.own_tools import EpisodeOwnTools
 from turnstile_server.errors import Gone, TaskFailed
 from turnstile_server.settings import ToolSettings
@@ -106,7 +107,7 @@ async def test_a_schema_that_is_none_is_an_error_of_the_tool_and_nothing_is_fetc
 
 
 async def test_arguments_above_their_bound_never_reach_the_tool() -> None:
-    result = await called(Echo(say), ToolSettings(own_max_arguments_bytes=1024), word="x" * 2000)
+    result = await called(Echo(say), bounded(ToolSettings, own_max_arguments_bytes=1024), word="x" * 2000)
     assert result.is_error
     assert "the most is 1024" in result.text
 

@@ -15,6 +15,7 @@ from mcp_types import JSONRPCNotification, JSONRPCResponse
 from subprocess_sandbox import SubprocessSandbox
 from tools_support import McpStage, PlayedEpisode, alive, mcp_stage, text_of
 
+from bounded import bounded
 from turnstile_server.settings import ToolSettings
 from turnstile_server.tools.events import SessionEvents
 from waiting import PATIENCE_S, wait_until
@@ -298,7 +299,7 @@ async def replayed(events: SessionEvents, event_id: str) -> list[str]:
 
 
 async def test_what_is_kept_is_bounded_and_notifications_go_first() -> None:
-    events = SessionEvents(ToolSettings(max_events=3))
+    events = SessionEvents(bounded(ToolSettings, max_events=3))
     first = events.store("1", None)
     for number in range(5):
         events.store("1", message(f"n{number}"))
@@ -316,7 +317,7 @@ async def test_what_is_kept_is_bounded_and_notifications_go_first() -> None:
 
 
 async def test_bytes_and_time_are_bounds_too() -> None:
-    events = SessionEvents(ToolSettings(max_event_bytes=1024, keep_events_s=0))
+    events = SessionEvents(bounded(ToolSettings, max_event_bytes=1024, keep_events_s=0))
     large = events.store("1", None)
     events.store("1", message(None, 2000))
     assert not events.knows(large)

@@ -12,6 +12,7 @@ from jsonschema import Draft202012Validator
 from subprocess_sandbox import SubprocessSandbox
 from tools_support import McpStage, PlayedEpisode, mcp_stage, text_of
 
+from bounded import bounded
 from turnstile_server.agents.registry import load_registry
 from turnstile_server.settings import ToolSettings
 from turnstile_server.tools.toolbox import Toolbox
@@ -22,7 +23,7 @@ ERAS = pytest.mark.parametrize("mode", ["legacy", "2026-07-28"])
 
 async def structured(sandbox: SubprocessSandbox, name: str, /, *, settings: Any = None, **arguments: Any) -> Any:
     """The structured content of one call, which fits the tool's schema."""
-    toolbox = Toolbox(ToolSettings(**(settings or {})))
+    toolbox = Toolbox(bounded(ToolSettings, **(settings or {})))
     result = await toolbox.call(PlayedEpisode("e1", sandbox), name, arguments)
     (spec,) = (tool for tool in toolbox.all_tools if tool.name == name)
     assert spec.output_schema is not None

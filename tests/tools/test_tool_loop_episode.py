@@ -14,8 +14,8 @@ import pytest
 from conversation import reply_ids
 from gate_support import says, staged
 
+from bounded import bounded_settings
 from turnstile_server.backends import build_backends
-from turnstile_server.settings import Settings
 
 pytestmark = [pytest.mark.anyio, pytest.mark.agents, pytest.mark.timeout(400)]
 
@@ -40,7 +40,7 @@ async def test_it_solves_a_task_in_a_sandbox_with_nothing_but_its_two_doors(
     tiny_model: Path, tmp_path: Path
 ) -> None:
     wanted: dict[str, Any] = {"sandboxes": {"kind": "local"}}
-    work = build_backends(Settings(**{"model": tiny_model, "data_dir": tmp_path, **wanted}))
+    work = build_backends(bounded_settings(**{"model": tiny_model, "data_dir": tmp_path, **wanted}))
     async with staged(tiny_model, tmp_path, work=work, **wanted) as stage:
         steps = [
             tool_call_text("read_file", path="answer.py"),

@@ -11,6 +11,7 @@ import anyio
 import pytest
 from tools_support import McpStage, PlayedEpisode, mcp_stage, text_of
 
+from bounded import bounded
 from turnstile_server.http.agent_endpoint import HttpAgentEndpoint
 from turnstile_server.sandboxes.background import BackgroundTasks
 from turnstile_server.sandboxes.local.provider import LocalProvider
@@ -39,7 +40,7 @@ async def sandbox() -> AsyncIterator[Sandbox]:
 class Table:
     def __init__(self, sandbox: Sandbox, **settings: Any) -> None:
         self.episode = PlayedEpisode("e1", sandbox)
-        self.toolbox = Toolbox(ToolSettings(**settings))
+        self.toolbox = Toolbox(bounded(ToolSettings, **settings))
 
     async def __call__(self, name: str, **arguments: Any) -> ToolResult:
         return await self.toolbox.call(self.episode, name, arguments)

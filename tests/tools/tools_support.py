@@ -16,6 +16,7 @@ from mcp import Client
 from mcp.client.session import LoggingFnT
 from mcp.client.streamable_http import streamable_http_client
 
+from bounded import bounded
 from turnstile.models import SpanKind
 from turnstile_server.episodes.keys import EpisodeKeys, new_nonce
 from turnstile_server.errors import Gone, NotFound, Unauthorized
@@ -141,7 +142,7 @@ class _NoGate:
 @asynccontextmanager
 async def mcp_stage(folder: Path, *, origins: OriginRules = LOCAL, **settings: Any) -> AsyncIterator[McpStage]:
     episodes = Episodes()
-    limits = ToolSettings(**settings)
+    limits = bounded(ToolSettings, **settings)
     toolbox = Toolbox(limits)
     tcp = bind("agent", "127.0.0.1", 0)
     path = folder / "agent.sock"

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from stepped_clock import loop_clock
 
+from bounded import bounded
 from turnstile.models import WeightSpan
 from turnstile_server.engines.protocol import CallOrigin, Completion, EngineChunk, EngineSampling
 from turnstile_server.engines.registry import create_engine
@@ -307,7 +308,7 @@ async def test_more_calls_than_may_wait_are_refused(model: Path) -> None:
 
 
 async def test_only_so_many_answered_calls_are_remembered(model: Path) -> None:
-    engine = TrainerEngine(model, EngineSettings(kind="trainer", max_answered=2))
+    engine = TrainerEngine(model, bounded(EngineSettings, kind="trainer", max_answered=2))
     for number in range(3):
         async with parked(engine, rid=f"call_{number}"):
             await engine.complete("ep_1", f"call_{number}", sampled(STOP))

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from bounded import bounded
 from turnstile_server.errors import TurnstileError
 from turnstile_server.http.listeners import Listener
 from turnstile_server.settings import WorkerSettings
@@ -77,7 +78,7 @@ async def linked(worker: Worker, **settings: Any) -> AsyncIterator[WorkerLink]:
         sockets = stack.enter_context(ExitStack())
         path = private_folder(sockets) / "w0"
         listener = Listener(worker, unix_socket(path, sockets), idle_s=5, grace_s=0.1, access_log=False)
-        limits = WorkerSettings(**settings)
+        limits = bounded(WorkerSettings, **settings)
         child = WorkerChild(0, WorkerOrders({}, "", 0, 0, "", KEY), (), limits, 0, lambda _: None)
         child.up.set()
         link = WorkerLink(child, path, KEY, limits)

@@ -74,4 +74,4 @@ class NetworkReport(NetworkUse):
     episode_id: str
     decisions: tuple[NetworkDecision, ...] = ()
     further: int = 0
-    """Decisions after those (setting ``egress.max_decisions``)."""
+    """Decisions after those (a record keeps the first 200)."""

@@ -72,7 +72,7 @@ class SpanReport(Model):
     """Unix time of the episode's creation: 0 of all times."""
     spans: tuple[Span, ...] = ()
     dropped: int = 0
-    """Calls and snapshots that were not recorded (setting ``episodes.max_spans``)."""
+    """Calls and snapshots that were not recorded (a record keeps 5,000)."""
 
 
 class PartSeconds(Model):

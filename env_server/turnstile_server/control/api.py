@@ -25,6 +25,7 @@ from turnstile.models import (
 )
 from turnstile_server.control.agent_address import AgentAddress
 from turnstile_server.control.body import JSON, read_model, while_connected
+from turnstile_server.control.bounds import ControlBounds
 from turnstile_server.control.protocol import EpisodeService
 from turnstile_server.control.trainer_sampling import TrainerSampling
 from turnstile_server.engines.admin import EngineAdmin
@@ -130,7 +131,7 @@ def _add_training_routes(router: APIRouter, parts: ControlParts) -> None:
     ) -> Response:
         found = None
         if wait > 0:
-            wait_s = min(wait, settings.max_wait_s)
+            wait_s = min(wait, settings.bounds_of(ControlBounds).max_wait_s)
             found = await while_connected(request, lambda: training.pending(episode_id, wait_s), parts.closing)
         return _model(found if found is not None else await training.pending(episode_id))
 

@@ -22,7 +22,9 @@ from starlette.types import Receive, Scope, Send
 
 from turnstile.models import explained
 from turnstile_server.control.body import json_bytes, until_disconnect, until_set
+from turnstile_server.control.bounds import ControlBounds
 from turnstile_server.control.protocol import EpisodeEvent
+from turnstile_server.http.bounds import ListenerBounds
 from turnstile_server.settings import ControlSettings
 
 _HEADERS = {"content-type": "text/event-stream", "cache-control": "no-store", "x-accel-buffering": "no"}
@@ -114,8 +116,8 @@ def build_event_router(
         return EventStream(
             subscribe(request.headers.get("last-event-id")),
             closing=closing,
-            heartbeat_s=settings.heartbeat_s,
-            send_timeout_s=settings.send_timeout_s,
+            heartbeat_s=settings.bounds_of(ControlBounds).heartbeat_s,
+            send_timeout_s=settings.bounds_of(ListenerBounds).send_timeout_s,
         )
 
     return router

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from turnstile.models import BreakReport, TokenMatches, TokenWindow
 from turnstile.models.base import MAX_INT32
 from turnstile_server.control.body import JSON
+from turnstile_server.control.bounds import ControlBounds
 from turnstile_server.control.protocol import InspectionService
 from turnstile_server.errors import InvalidRequest
 from turnstile_server.settings import ControlSettings
@@ -21,9 +22,9 @@ from turnstile_server.settings import ControlSettings
 def build_inspection_router(
     inspector: InspectionService, settings: ControlSettings, workers: anyio.CapacityLimiter
 ) -> APIRouter:
-    """All routes of this module. Bounds of the settings stand in defaults: annotations do not see ``settings``.
+    """All routes of this module. Bounds stand in defaults: annotations do not see ``bounds``.
     ``workers`` bounds the threads that write answers."""
-    router = APIRouter()
+    router, bounds = APIRouter(), settings.bounds_of(ControlBounds)
 
     async def answer(found: BaseModel) -> Response:
         written = await anyio.to_thread.run_sync(found.model_dump_json, limiter=workers)
@@ -33,7 +34,7 @@ def build_inspection_router(
     async def tokens(
         turn_id: str,
         start: Annotated[int, Query(ge=0, le=MAX_INT32)] = 0,
-        count: int = Query(settings.window_tokens, ge=0, le=settings.window_tokens),
+        count: int = Query(bounds.window_tokens, ge=0, le=bounds.window_tokens),
         episode_id: str | None = None,
     ) -> Response:
         return await answer(await inspector.window(turn_id, start, count, episode_id))
@@ -44,7 +45,7 @@ def build_inspection_router(
         text: str | None = None,
         id: Annotated[int | None, Query(ge=0, le=MAX_INT32)] = None,
         after: Annotated[int, Query(ge=-1, le=MAX_INT32)] = -1,
-        limit: int = Query(settings.found_tokens, ge=1, le=settings.found_tokens),
+        limit: int = Query(bounds.found_tokens, ge=1, le=bounds.found_tokens),
         episode_id: str | None = None,
     ) -> Response:
         wanted = text if id is None else id
@@ -56,7 +57,7 @@ def build_inspection_router(
     async def breaks(
         episode_id: str,
         offset: Annotated[int, Query(ge=0, le=MAX_INT32)] = 0,
-        limit: int = Query(settings.shown_breaks, ge=1, le=settings.shown_breaks),
+        limit: int = Query(bounds.shown_breaks, ge=1, le=bounds.shown_breaks),
     ) -> Response:
         return await answer(await inspector.breaks(episode_id, offset, limit))
 

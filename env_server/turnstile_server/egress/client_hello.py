@@ -89,7 +89,7 @@ class HelloReader:
 
     def _bound(self, size: int) -> None:
         if size > self._max:
-            raise NotTls(f"its ClientHello is larger than {self._max} bytes (egress.max_client_hello_bytes)")
+            raise NotTls(f"its ClientHello is larger than {self._max} bytes")
 
 
 def asks_again(data: bytes) -> bool | None:

@@ -15,6 +15,7 @@ import h11
 from anyio.abc import ByteStream, TaskGroup
 
 from turnstile.models.network import NetworkOutcome
+from turnstile_server.egress.bounds import EgressBounds
 from turnstile_server.egress.budget import EgressStats, NetworkBudget
 from turnstile_server.egress.client_hello import ClientHello, HelloReader, NotTls, asks_again
 from turnstile_server.egress.dialer import Dialer
@@ -58,9 +59,10 @@ class ProxyConnection:
         self._access = access
         self._dialer = dialer
         self._settings = settings
+        self._bounds = settings.bounds_of(EgressBounds)
         self._stats = stats
-        self._http = HttpEnd(client, h11.SERVER, settings.max_header_bytes)
-        self._watch = IdleWatch(settings.idle_timeout_s)
+        self._http = HttpEnd(client, h11.SERVER, self._bounds.max_header_bytes)
+        self._watch = IdleWatch(self._bounds.idle_timeout_s)
         self._entry = access.log.begin(access.phase)
 
     async def serve(self) -> None:
@@ -114,7 +116,7 @@ class ProxyConnection:
                 await anyio.aclose_forcefully(stream)
 
     async def _request(self) -> h11.Request:
-        most = self._settings.request_timeout_s
+        most = self._bounds.request_timeout_s
         try:
             with anyio.fail_after(most):
                 event = await self._http.next()
@@ -153,7 +155,7 @@ class ProxyConnection:
         ]
         reason = _REASON if refusal.status == 403 else refusal.status.phrase.encode()
         try:
-            with anyio.move_on_after(self._settings.request_timeout_s):
+            with anyio.move_on_after(self._bounds.request_timeout_s):
                 await self._http.send(h11.Response(status_code=refusal.status, headers=headers, reason=reason))
                 await self._http.send(h11.Data(data=body))
                 await self._http.send(h11.EndOfMessage())
@@ -192,7 +194,7 @@ class ProxyConnection:
                 await upstream.send(greeting)
         except NetworkRefused as refusal:
             if refusal.outcome is NetworkOutcome.NAME:
-                with anyio.move_on_after(self._settings.request_timeout_s):
+                with anyio.move_on_after(self._bounds.request_timeout_s):
                     await self._client.send(_ACCESS_DENIED)
             raise
         return data
@@ -200,8 +202,8 @@ class ProxyConnection:
     async def _greeting(self, target: ProxyTarget, data: bytes, *, again: bool = False) -> tuple[bytes, bytes]:
         """The bytes that the client sent up to the end of its TLS greeting, and those after it. Raises
         NetworkRefused."""
-        reader, seen = HelloReader(self._settings.max_client_hello_bytes, again=again), bytearray()
-        most = self._settings.request_timeout_s
+        reader, seen = HelloReader(self._bounds.max_client_hello_bytes, again=again), bytearray()
+        most = self._bounds.request_timeout_s
         try:
             with anyio.fail_after(most):
                 while True:
@@ -235,7 +237,7 @@ class ProxyConnection:
     # One request
 
     async def _forward(self, request: h11.Request, target: ProxyTarget, upstream: MeteredStream) -> None:
-        host = HttpEnd(upstream, h11.CLIENT, self._settings.max_header_bytes)
+        host = HttpEnd(upstream, h11.CLIENT, self._bounds.max_header_bytes)
         self._entry.allowed = True
         await host.send(upstream_request(request, target))
         async with anyio.create_task_group() as both:

@@ -14,6 +14,7 @@ from anyio.abc import SocketAttribute, SocketStream
 
 from turnstile.models.network import NetworkOutcome
 from turnstile_server.egress.addresses import Address, Resolver, allowed, plain, within
+from turnstile_server.egress.bounds import EgressBounds
 from turnstile_server.egress.log import NetworkEntry
 from turnstile_server.egress.refusal import NetworkRefused
 from turnstile_server.egress.request import ProxyTarget
@@ -24,15 +25,16 @@ from turnstile_server.settings.host_patterns import shown_host
 class Dialer:
     def __init__(self, settings: EgressSettings, resolver: Resolver) -> None:
         self._settings = settings
+        self._bounds = settings.bounds_of(EgressBounds)
         self._resolver = resolver
 
     async def dial(self, target: ProxyTarget, entry: NetworkEntry) -> SocketStream:
-        """Connects, within ``egress.connect_timeout_s``. Raises NetworkRefused."""
+        """Connects, within ``connect_timeout_s`` of ``bounds``. Raises NetworkRefused."""
         try:
-            with anyio.fail_after(self._settings.connect_timeout_s):
+            with anyio.fail_after(self._bounds.connect_timeout_s):
                 return await self._connected(target, await self._addresses(target, entry), entry)
         except TimeoutError:
-            most = self._settings.connect_timeout_s
+            most = self._bounds.connect_timeout_s
             raise NetworkRefused(
                 NetworkOutcome.UNREACHABLE, f"{target.host} did not answer within {most:g} s"
             ) from None

@@ -16,6 +16,7 @@ from anyio.abc import Listener, SocketStream
 
 from turnstile.models.network import NetworkOutcome
 from turnstile_server.egress.addresses import Resolver, SystemResolver
+from turnstile_server.egress.bounds import EgressBounds
 from turnstile_server.egress.budget import EgressStats, NetworkBudget
 from turnstile_server.egress.connection import NetworkAccess, ProxyConnection
 from turnstile_server.egress.dialer import Dialer
@@ -41,7 +42,9 @@ class EgressProxy:
     def __init__(self, settings: EgressSettings, resolver: Resolver | None = None) -> None:
         self.settings = settings
         self.stats = EgressStats()
-        self._dialer = Dialer(settings, resolver or SystemResolver(settings.resolver_threads))
+        self._dialer = Dialer(
+            settings, resolver or SystemResolver(settings.bounds_of(EgressBounds).resolver_threads)
+        )
 
     async def listen(self, path: Path) -> EgressListener:
         """Listens on a new Unix socket, to which any user may connect: the folder above guards it. Raises

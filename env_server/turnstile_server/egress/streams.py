@@ -36,9 +36,7 @@ class IdleWatch:
         with self._scope:
             yield
         if self._scope.cancelled_caught:
-            raise NetworkRefused(
-                NetworkOutcome.IDLE, f"nothing was sent for {self._idle_s:g} s (egress.idle_timeout_s)"
-            )
+            raise NetworkRefused(NetworkOutcome.IDLE, f"nothing was sent for {self._idle_s:g} s")
 
 
 class MeteredStream:

@@ -11,5 +11,5 @@ What they share: ``prompts`` with ``prompt_json`` (prompts, written once), ``htt
 ``call_checks`` and ``server_scores`` (calls and scores), ``server_start``, ``model_config`` and
 ``tokenizer_probe`` (is it the model and the tokenizer that we have?), ``weights`` with ``serialized_tensors``,
 ``tensor_shapes`` and ``group_relay`` (how new weights come), ``versions`` and ``weight_spans`` (which weights
-sampled which tokens).
+sampled which tokens). ``bounds`` has the constants.
 """

@@ -17,6 +17,7 @@ from typing import Final
 import aiohttp
 import anyio
 
+from turnstile_server.engines.bounds import EngineBounds
 from turnstile_server.engines.deadlines import Deadline, HoldClock
 from turnstile_server.engines.http_connection import EngineConnection, broken
 from turnstile_server.engines.http_pool import KEEPALIVE_S, ConnectionPool, HttpAddress
@@ -41,6 +42,7 @@ class EngineHttp:
         self.url = url.rstrip("/")
         self.hold = HoldClock()
         self._settings = settings
+        self._bounds = settings.bounds_of(EngineBounds)
         self._unix_socket = unix_socket
         self._session: aiohttp.ClientSession | None = None
         self._waits: set[anyio.CancelScope] = set()
@@ -100,7 +102,7 @@ class EngineHttp:
     async def _respond(
         self, method: str, path: str, body: bytes | None, deadline: Deadline
     ) -> aiohttp.ClientResponse:
-        attempts = self._settings.connect_attempts
+        attempts = self._bounds.connect_attempts
         for attempt in range(1, attempts + 1):
             try:
                 with self._waiting(deadline):
@@ -168,7 +170,7 @@ class EngineHttp:
 
     async def _connect(self, since: float) -> EngineConnection:
         deadline = Deadline(since, self._settings.first_chunk_timeout_s, self.hold)
-        attempts = self._settings.connect_attempts
+        attempts = self._bounds.connect_attempts
         for attempt in range(1, attempts + 1):
             try:
                 with self._waiting(deadline):

@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 
 from turnstile.models import Int32Array
+from turnstile_server.engines.bounds import EngineBounds
 from turnstile_server.engines.call_checks import check_ids, check_input
 from turnstile_server.engines.prompt_json import PromptJson, ids_json
 from turnstile_server.errors import EngineRefused
@@ -22,11 +23,11 @@ LOOKS: Final = 4
 
 
 class EnginePrompts:
-    """Keeps the JSON of the latest prompts (``engine.prompt_json_bytes``), until an episode rests."""
+    """Keeps the JSON of the latest prompts (``EngineBounds.prompt_json_bytes``), until an episode rests."""
 
     def __init__(self, settings: EngineSettings) -> None:
-        self._rest_s = settings.prompt_json_rest_s
-        self._json = PromptJson(settings.prompt_json_bytes)
+        self._rest_s = settings.bounds_of(EngineBounds).prompt_json_rest_s
+        self._json = PromptJson(settings.bounds_of(EngineBounds).prompt_json_bytes)
         self._resting: asyncio.TimerHandle | None = None
 
     @property

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 import anyio
 
+from turnstile_server.engines.bounds import EngineBounds
 from turnstile_server.engines.model_config import read_vocab_size
 from turnstile_server.errors import EngineTimeout, EngineUnavailable, StartupError, TurnstileError
 from turnstile_server.settings import EngineSettings
@@ -34,6 +35,7 @@ class ServerStart:
     def __init__(self, url: str, settings: EngineSettings, *, name: str, path: str) -> None:
         self._url = url
         self._settings = settings
+        self._bounds = settings.bounds_of(EngineBounds)
         self._name = name
         self._path = path
         self._last = ""
@@ -65,7 +67,7 @@ class ServerStart:
     async def first_answer(self, ask: Callable[[float], Awaitable[T]]) -> T:
         """Asks until the engine answers; ``reading`` bounds the time. ``ask(timeout_s)``: one question."""
         started = report_at = anyio.current_time()
-        patience_s = self._settings.probe_timeout_s
+        patience_s = self._bounds.probe_timeout_s
         while True:
             try:
                 return await ask(patience_s)

@@ -21,6 +21,7 @@ import numpy as np
 import orjson
 
 from turnstile.models import Float32Array, Int32Array, PauseMode
+from turnstile_server.engines.bounds import EngineBounds
 from turnstile_server.engines.deadlines import Deadline, HoldClock
 from turnstile_server.engines.protocol import (
     Accepted,
@@ -58,7 +59,7 @@ class TrainerEngine(Engine):
         self._table = ParkedCallTable(
             self._capabilities.vocab_size,
             max_pending=settings.max_pending,
-            max_answered=settings.max_answered,
+            max_answered=settings.bounds_of(EngineBounds).max_answered,
         )
         self._hold = HoldClock()
         self._version = FIRST_VERSION

@@ -27,4 +27,5 @@ In reading order:
 - ``register_routes``: what one of several worker processes tells the process in front of it.
 - ``broadcast``: changes of status for the readers of ``GET /events``.
 - ``auditor``: re-scores the recorded tokens of an episode and checks the invariants.
+- ``bounds``: the constants.
 """

@@ -57,9 +57,7 @@ class Broadcast:
         with the id ``after``, else from now on. Where events after that one are lost, ``lost`` of the first event
         says why. Raises TooManyCalls when there are ``readers`` already."""
         if len(self._streams) >= self._readers:
-            raise TooManyCalls(
-                f"{self._readers} readers follow the events already, the limit (episodes.max_subscribers)"
-            )
+            raise TooManyCalls(f"{self._readers} readers follow the events already, the limit")
         missed, lost = self._missed(after)
         begun = EpisodeEvent(after if missed and after is not None else self._latest_id(), None, lost)
         send, receive = anyio.create_memory_object_stream[EpisodeEvent](self._queue)
@@ -94,7 +92,7 @@ class Broadcast:
             return [], "the server has started since"
         count = self._number - int(place["number"])
         if not 0 <= count <= len(self._kept):
-            return [], f"only the latest {len(self._kept)} events are kept (episodes.kept_events)"
+            return [], f"only the latest {len(self._kept)} events are kept"
         return list(self._kept)[len(self._kept) - count :], None
 
     def _drop(self, stream: MemoryObjectSendStream[EpisodeEvent]) -> None:

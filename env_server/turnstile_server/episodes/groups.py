@@ -1,7 +1,7 @@
 """The groups of episodes: since when each is there, its oldest weights, and whether it takes more episodes.
 
-Groups with open episodes are always known; of the others the latest ``episodes.remembered_groups``. A restart of
-the server forgets them.
+Groups with open episodes are always known; of the others the latest ``remembered_groups`` of ``bounds``. A
+restart of the server forgets them.
 """
 
 from __future__ import annotations

@@ -40,8 +40,8 @@ def rewarded(
         raise Conflict(f"key {update.key!r} was used before, for another reward of episode {episode.episode_id}")
     if len(late.changes) >= max_changes:
         raise Conflict(
-            f"episode {episode.episode_id} has {len(late.changes)} changes of its rewards, the most that are kept "
-            "(episodes.max_reward_changes); give the rewards of several turns in one request"
+            f"episode {episode.episode_id} has {len(late.changes)} changes of its rewards, the most that are "
+            "kept; give the rewards of several turns in one request"
         )
     if update.reward is not None:
         _check_reward(episode, late, update)

@@ -31,6 +31,7 @@ from turnstile_server.engines.protocol import CallOrigin, EngineCapabilities
 from turnstile_server.episodes.fork_point import ForkPoint
 from turnstile_server.episodes.late_rewards import late_rewards_of
 from turnstile_server.errors import Conflict, NotFound, TurnstileError, Unprocessable
+from turnstile_server.gate.bounds import GateBounds
 from turnstile_server.gate.episode_limits import CallLimits, ConversationHeaders
 from turnstile_server.gate.resting import RestingTrees
 from turnstile_server.gate.session import EpisodeSession
@@ -294,7 +295,7 @@ def new_session(
         between_turns,
         spans,
         trace,
-        gate.warm_s,
+        gate.bounds_of(GateBounds).warm_s,
         resting,
     )
     if plan.fork is not None:

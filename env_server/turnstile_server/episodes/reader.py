@@ -14,7 +14,9 @@ import anyio.to_thread
 
 from turnstile.models import Episode, NetworkReport, SampleSet, TokenForest, Turn
 from turnstile_server.capture import export_forest, export_samples
+from turnstile_server.control.bounds import ControlBounds
 from turnstile_server.episodes.archive import Archive
+from turnstile_server.episodes.bounds import EpisodeBounds
 from turnstile_server.episodes.group_view import GroupView
 from turnstile_server.episodes.overview import Overview
 from turnstile_server.episodes.store import Forest, unchanging
@@ -45,11 +47,13 @@ class EpisodeReader:
         self._archive = archive
         self._kept_works = works
         self._runs = running
-        self._exports = anyio.CapacityLimiter(settings.episodes.export_threads)
+        self._exports = anyio.CapacityLimiter(settings.episodes.bounds_of(EpisodeBounds).export_threads)
         self.overview = Overview(archive, self._now, self._exports)
-        most = settings.control.max_group_episodes
+        most = settings.control.bounds_of(ControlBounds).max_group_episodes
         self.group_view = GroupView(self.overview, self.samples, self._exports, most)
-        self.turn_finder = TurnFinder(running, archive, journal, settings.episodes.searched_episodes)
+        self.turn_finder = TurnFinder(
+            running, archive, journal, settings.episodes.bounds_of(EpisodeBounds).searched_episodes
+        )
 
     def running(self, episode_id: str) -> EpisodeRun | None:
         return self._runs.get(episode_id)

@@ -14,6 +14,7 @@ from turnstile_server.control.regrade_routes import build_regrade_router
 from turnstile_server.control.replay_routes import build_replay_router
 from turnstile_server.control.span_routes import build_span_router
 from turnstile_server.control.work_routes import build_work_router
+from turnstile_server.episodes.bounds import EpisodeBounds
 from turnstile_server.episodes.forks import Forks
 from turnstile_server.episodes.inspector import Inspector
 from turnstile_server.episodes.replay_reports import ReplayReports
@@ -38,7 +39,9 @@ def episode_routers(
         build_regrade_router(episodes.regrades),
         build_fork_router(Forks(episodes, agents), address),
         build_inspection_router(inspector, settings.control, workers),
-        build_work_router(WorkViewer(episodes.regrades.parts, settings.episodes.cached_work_diffs)),
+        build_work_router(
+            WorkViewer(episodes.regrades.parts, settings.episodes.bounds_of(EpisodeBounds).cached_work_diffs)
+        ),
         build_span_router(spans, workers),
         build_replay_router(
             ReplayReports(episodes, episodes.replays, episodes.snapshots.store.of, workers), workers

@@ -32,6 +32,7 @@ from anyio.abc import TaskGroup
 from turnstile.models import Episode, EpisodeStatus, NetworkReport, SpanKind
 from turnstile_server.backends import Backends
 from turnstile_server.engines.versions import WeightVersions
+from turnstile_server.episodes.bounds import EpisodeBounds
 from turnstile_server.episodes.grading import EpisodeGrading
 from turnstile_server.episodes.groups import EpisodeGroup
 from turnstile_server.episodes.lifecycle import DRAINED, Lifecycle
@@ -98,7 +99,7 @@ class EpisodeRun:
         self._parts = parts
         self.spans = SpanRecorder(
             episode.timings.created_at,
-            settings.episodes.max_spans,
+            settings.episodes.bounds_of(EpisodeBounds).max_spans,
             lambda meta: parts.journal.append_soon(span_record(episode.episode_id, meta)),
         )
         self._life = Lifecycle(episode, graded=plan.task.graded, now=self.spans.zero)
@@ -282,7 +283,7 @@ class EpisodeRun:
         """Stores a decided outcome, again and again until the journal has taken it or the server stops."""
         while self._life.decided and not await self._try_to_store() and not self._life.shutting_down:
             self._retry = anyio.Event()
-            with anyio.move_on_after(self._parts.settings.episodes.watch_interval_s):
+            with anyio.move_on_after(self._parts.settings.episodes.bounds_of(EpisodeBounds).watch_interval_s):
                 await self._retry.wait()
 
     async def _try_to_store(self) -> bool:

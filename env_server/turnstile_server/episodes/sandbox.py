@@ -17,6 +17,7 @@ from turnstile_server.agents.installer import PYTHON_VERSION
 from turnstile_server.agents.launch import AgentLaunch, LaunchContext, build_launch
 from turnstile_server.agents.spec import AgentSpec
 from turnstile_server.backends import Backends
+from turnstile_server.egress.bounds import EgressBounds
 from turnstile_server.egress.log import NetworkLog
 from turnstile_server.egress.policy import NetworkPhase
 from turnstile_server.episodes.fork_point import put_files
@@ -56,7 +57,7 @@ class EpisodeSandbox:
         self._max_output_bytes = settings.agents.max_output_bytes
         self._task_settings = settings.tasks
         self._max_work_bytes = settings.sandboxes.max_archive_bytes
-        self.network = NetworkLog(settings.egress.max_decisions)
+        self.network = NetworkLog(settings.egress.bounds_of(EgressBounds).max_decisions)
         """The episode's requests to the network, those of the judging of its work included."""
         self._sandbox: Sandbox | None = None
         self._usable = False

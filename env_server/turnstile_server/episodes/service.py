@@ -35,6 +35,7 @@ from turnstile_server.data_dir import replay_folder, snapshot_folder, work_folde
 from turnstile_server.episodes.accounting import count_end
 from turnstile_server.episodes.amendments import Amendments
 from turnstile_server.episodes.archive import Archive
+from turnstile_server.episodes.bounds import EpisodeBounds
 from turnstile_server.episodes.broadcast import Broadcast, changes_of
 from turnstile_server.episodes.fork_point import ForkPoint
 from turnstile_server.episodes.groups import EpisodeGroups
@@ -80,6 +81,7 @@ class Episodes(EpisodeReader):
         self._journal = parts.journal
         self._keys = parts.keys
         self._settings = settings.episodes
+        self._bounds = settings.episodes.bounds_of(EpisodeBounds)
         self._metrics = parts.metrics
         self._running: dict[str, EpisodeRun] = {}
         work, snapshots = work_folder(settings.data_dir), snapshot_folder(settings.data_dir)
@@ -94,7 +96,7 @@ class Episodes(EpisodeReader):
             parts.pipeline,
             parts.backends,
             settings,
-            places=Places(self._settings.max_running, self._settings.oldest_every),
+            places=Places(self._settings.max_running, self._bounds.oldest_every),
             versions=parts.versions,
             works=self._works,
             snapshots=self.snapshots,
@@ -102,12 +104,12 @@ class Episodes(EpisodeReader):
             changed=self._changed,
             weights=self._staleness.sampled,
         )
-        self._groups = EpisodeGroups(self._settings.remembered_groups)
-        self._leases = Leases(self._settings.watch_interval_s, time.monotonic())
-        archive = Archive(parts.journal, self._settings.cached_trees, self._works, parts.journal.append)
+        self._groups = EpisodeGroups(self._bounds.remembered_groups)
+        self._leases = Leases(self._bounds.watch_interval_s, time.monotonic())
+        archive = Archive(parts.journal, self._bounds.cached_trees, self._works, parts.journal.append)
         super().__init__(parts.journal, archive, self._works, self._running, settings)
         self._retention = Retention(parts.journal, archive, self._works, store, self.replays)
-        limits = (self._settings.max_subscribers, self._settings.subscriber_queue, self._settings.kept_events)
+        limits = (self._bounds.max_subscribers, self._bounds.subscriber_queue, self._bounds.kept_events)
         self._broadcast = Broadcast(*limits)
         amendments = Amendments(parts.journal, archive, self._broadcast.publish)
         self.regrades = Regrader(
@@ -118,14 +120,14 @@ class Episodes(EpisodeReader):
                 parts.metrics,
                 self._now,
                 settings.grading.places,
-                self._settings.kept_regrades,
+                self._bounds.kept_regrades,
             )
         )
         self._creating = anyio.Lock()
         self._room_wanted = False
         """New episodes are refused, and something changed that may allow retention to make room."""
         self._rewards = EpisodeRewards(
-            archive, amendments, self._running, self._exports, self._settings.max_reward_changes
+            archive, amendments, self._running, self._exports, self._bounds.max_reward_changes
         )
         self._tasks: anyio.abc.TaskGroup = anyio.create_task_group()
 
@@ -332,8 +334,8 @@ class Episodes(EpisodeReader):
             if self._room_wanted or time.monotonic() >= next_retention:
                 self._room_wanted = False
                 await self._retention.apply()
-                next_retention = time.monotonic() + self._settings.retention_interval_s
-            await anyio.sleep(self._settings.watch_interval_s)
+                next_retention = time.monotonic() + self._bounds.retention_interval_s
+            await anyio.sleep(self._bounds.watch_interval_s)
 
     def _end_disowned(self) -> None:
         """An episode that is graded already ends soon by itself, and its result is kept."""

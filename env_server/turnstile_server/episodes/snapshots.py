@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 import anyio
 
 from turnstile.models import SnapshotInfo, SnapshotMode, new_id
+from turnstile_server.episodes.bounds import EpisodeBounds
 from turnstile_server.episodes.fork_point import running_processes, take_files
 from turnstile_server.episodes.snapshot_store import SnapshotStore
 from turnstile_server.errors import TurnstileError
@@ -33,8 +34,8 @@ class Snapshots:
         self._toolbox = toolbox
         self._metrics = metrics
         self._max_bytes = settings.sandboxes.max_archive_bytes
-        self._wait_s = settings.episodes.snapshot_wait_s
-        self._at_once = anyio.CapacityLimiter(settings.episodes.snapshots_at_once)
+        self._wait_s = settings.episodes.bounds_of(EpisodeBounds).snapshot_wait_s
+        self._at_once = anyio.CapacityLimiter(settings.episodes.bounds_of(EpisodeBounds).snapshots_at_once)
         self._missing: WeakKeyDictionary[Sandbox, str] = WeakKeyDictionary()
         """The turn that was missed last: an agent that gives its call up and repeats it does not wait again."""
 
@@ -77,7 +78,11 @@ class Snapshots:
             with anyio.fail_after(self._wait_s):
                 await self.take(episode_id, sandbox, lambda: turn_id, "every_turn")
         except TimeoutError:
-            self._missed(episode_id, turn_id, f"it took longer than {self._wait_s:g} s (episodes.snapshot_wait_s)")
+            self._missed(
+                episode_id,
+                turn_id,
+                f"it took longer than {self._wait_s:g} s",
+            )
         except TurnstileError as error:
             self._missed(episode_id, turn_id, error.message)
         except Exception as error:  # noqa: BLE001 - the boundary: a fault in here fails no call of the agent

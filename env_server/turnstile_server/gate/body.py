@@ -7,7 +7,7 @@ before it is read.
 
 - A body of more than ``gate.max_prompt_bytes`` cannot be a prompt that fits. It is refused unread, as a prompt
   that is too long: agents then shorten their history.
-- A body of more than ``gate.max_messages`` messages or ``gate.max_body_values`` JSON values is refused in the same
+- A body of more than ``max_messages`` messages or ``gate.max_body_values`` JSON values is refused in the same
   way. The values in the arguments of calls count too where a body is large: they are JSON inside a string.
 """
 
@@ -20,6 +20,7 @@ import anyio
 import anyio.to_thread
 
 from turnstile_server.errors import ContextOverflow, InvalidRequest
+from turnstile_server.gate.bounds import GateBounds
 from turnstile_server.gate.dialects.base import Dialect, ModelRequest
 from turnstile_server.gate.dialects.parse_cache import ParseCache
 from turnstile_server.gate.dialects.tool_lists import ToolLists
@@ -43,7 +44,7 @@ MAX_MODEL_CHARS = 1_024
 
 LEAST_VALUE_BYTES = 1 << 20
 VALUE_BYTES_PER_TOKEN = 4
-"""The default of ``gate.max_value_bytes``: bytes for each token of the context, and no fewer than the other. A
+"""The default of ``max_value_bytes``: bytes for each token of the context, and no fewer than the other. A
 template writes a tool, and a call's arguments, as JSON in one step, which keeps the interpreter lock."""
 
 
@@ -52,12 +53,13 @@ class BodyParser:
 
     def __init__(self, settings: GateSettings, context_length: int) -> None:
         self._settings = settings
+        self._bounds = settings.bounds_of(GateBounds)
         self._context_length = context_length
         default = max(LEAST_PROMPT_BYTES, BYTES_PER_TOKEN * context_length)
         self._most_bytes = settings.max_prompt_bytes or default
         least = max(LEAST_VALUE_BYTES, VALUE_BYTES_PER_TOKEN * context_length)
-        self._most_value_bytes = settings.max_value_bytes or least
-        self._threads = anyio.CapacityLimiter(settings.huge_prompt_threads)
+        self._most_value_bytes = self._bounds.max_value_bytes or least
+        self._threads = anyio.CapacityLimiter(self._bounds.huge_prompt_threads)
         self._tool_lists = ToolLists()
         self._one_by_one = anyio.Lock()
         """Held while one of the larger bodies is read on the event loop."""
@@ -107,8 +109,8 @@ class BodyParser:
             raise InvalidRequest(
                 f"model has {len(request.model)} characters; at most {MAX_MODEL_CHARS} are accepted"
             )
-        if len(request.messages) > self._settings.max_messages:
-            raise self._too_many(f"{len(request.messages)} messages", "max_messages", self._settings.max_messages)
+        if len(request.messages) > self._bounds.max_messages:
+            raise self._too_many(f"{len(request.messages)} messages", self._bounds.max_messages)
         return request
 
     def _parse_small(
@@ -128,7 +130,7 @@ class BodyParser:
 
     def _is_small(self, new: Weight, whole: Weight) -> bool:
         """True if the body may be read on the event loop. It then surely has no more values than are allowed."""
-        inline, most = self._settings.inline_body_bytes, self._settings.max_body_values
+        inline, most = self._bounds.inline_body_bytes, self._settings.max_body_values
         if whole.size <= inline and whole.objects <= INLINE_OBJECTS and whole.marks < most:
             return True
         # A body that is long for its known part. Read in a thread, it would pass there: values in the arguments of
@@ -146,7 +148,7 @@ class BodyParser:
             for call in message.tool_calls:
                 values += count_values(call.arguments.encode("utf-8", "surrogatepass"), most)
         if request is None or values > most:
-            raise self._too_many(f"more than {most} JSON values", "max_body_values", most)
+            raise self._too_many(f"more than {most} JSON values (gate.max_body_values)", most)
         self._check_values(request, body)
         return request
 
@@ -158,12 +160,10 @@ class BodyParser:
         sizes = [len(call.arguments) for message in request.messages for call in message.tool_calls]
         sizes += [written_chars(tool.spec) for tool in request.tools]
         if max(sizes, default=0) > most:
-            raise self._too_many(
-                "a tool or a call's arguments of more than the bytes allowed", "max_value_bytes", most
-            )
+            raise self._too_many("a tool or a call's arguments of more than the bytes allowed", most)
 
-    def _too_many(self, what: str, setting: str, most: int) -> ContextOverflow:
-        return ContextOverflow(f"the body has {what}; gate.{setting} allows {most}: shorten the history")
+    def _too_many(self, what: str, most: int) -> ContextOverflow:
+        return ContextOverflow(f"the body has {what}; the most is {most}: shorten the history")
 
 
 def written_chars(value: Any) -> int:

@@ -35,6 +35,7 @@ from turnstile_server.errors import (
     TurnstileError,
 )
 from turnstile_server.gate.body import TINY_BYTES, BodyParser
+from turnstile_server.gate.bounds import GateBounds
 from turnstile_server.gate.call import CommittedTurn, IncomingCall, ModelCall, OpenedCall, message_of, replayed
 from turnstile_server.gate.dialects.base import ModelRequest
 from turnstile_server.gate.generations import Generations
@@ -82,17 +83,17 @@ class CallPipeline:
         self._engine = engine
         self._journal = journal
         self._settings = settings
+        self._bounds = settings.bounds_of(GateBounds)
         self._metrics = metrics
         self._stopping = stopping
         self._bodies = BodyParser(settings, context_length)
         self._prompter = Prompter(renderer, settings, context_length)
-        self._counting = anyio.CapacityLimiter(settings.render_threads)
-        """Calls that count the tokens of a large body. Others wait with their bodies alone: what is made of one
-        takes many times its memory."""
+        self._counting = anyio.CapacityLimiter(self._bounds.render_threads)
+        """Calls that count the tokens of a large body, which takes many times its memory; others wait."""
         self._tasks: anyio.abc.TaskGroup = anyio.create_task_group()
         """Aborts."""
         self._generations = Generations()
-        self.resting = RestingTrees(settings.trim_s, self._generations.idle)
+        self.resting = RestingTrees(self._bounds.trim_s, self._generations.idle)
 
     async def __aenter__(self) -> CallPipeline:
         await self._tasks.__aenter__()
@@ -363,13 +364,12 @@ class CallPipeline:
     async def _abort(self, call: ModelCall) -> None:
         """Asks the engine first: it then ends the call with what it sampled.
 
-        Cuts the call off after ``gate.abort_grace_s``, or at once if the engine does not have it yet: its prompt
-        then leaves the thread that renders it.
+        Cuts the call off after ``abort_grace_s``, or at once where its prompt is still being rendered.
         """
         if not call.prompt_tokens:
             call.scope.cancel()
             return
-        with anyio.move_on_after(self._settings.abort_grace_s):
+        with anyio.move_on_after(self._bounds.abort_grace_s):
             try:
                 await self._engine.abort(call.call_id)
                 await call.wait_until_done()

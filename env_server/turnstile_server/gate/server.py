@@ -5,7 +5,7 @@ episode and of the server, then the pipeline reads the body, then the reply is w
 (``Purpose.PROBE``) needs no key. Every error leaves in the caller's dialect, with a status that SDKs retry only
 where that helps (``x-should-retry`` says so outright).
 
-The status of a stream is withheld until the engine has spoken, at most ``gate.status_hold_s``: earlier failures
+The status of a stream is withheld until the engine has spoken, at most ``status_hold_s``: earlier failures
 are real statuses, later ones the dialect's in-stream error. Terminal bytes leave only after the commit.
 """
 
@@ -22,6 +22,7 @@ import anyio
 from starlette.types import Receive, Scope, Send
 
 from turnstile_server.errors import MethodNotAllowed, NotFound, TooManyCalls, TurnstileError, UpgradeRequired
+from turnstile_server.gate.bounds import GateBounds
 from turnstile_server.gate.call import IncomingCall, ModelCall, OpenedCall, finished_reply
 from turnstile_server.gate.dialects.base import Dialect, ModelRequest, Purpose
 from turnstile_server.gate.dialects.router import DialectRouter, Route
@@ -97,6 +98,7 @@ class Gate:
         self._dialects = dialects
         self._model_name = model_name
         self._settings = settings
+        self._bounds = settings.bounds_of(GateBounds)
         self._metrics = metrics
         self._intake = intake
         self._calls = FairShare(settings.max_calls)
@@ -288,7 +290,7 @@ class Gate:
         self, exchange: AgentExchange, dialect: Dialect, request: ModelRequest, call: ModelCall
     ) -> None:
         """Raises the call's error while no status is sent, and CallerGone."""
-        await call.spoke(self._settings.status_hold_s)
+        await call.spoke(self._bounds.status_hold_s)
         if call.error is not None and not call.shown:
             raise call.error
         head = call.head(request.model)
@@ -302,7 +304,7 @@ class Gate:
                 await exchange.write(b"".join(writer.delta(delta) for delta in pending))
             elif call.done:
                 break
-            elif not await call.changed(sent, self._settings.keepalive_s):
+            elif not await call.changed(sent, self._bounds.keepalive_s):
                 await exchange.write(writer.keepalive())
         if call.error is not None:
             await exchange.end(writer.error(call.error))

@@ -41,6 +41,7 @@ from turnstile_server.engines.call_checks import check_chunk
 from turnstile_server.engines.protocol import EngineCapabilities, EngineChunk, EngineFinish, EngineSampling
 from turnstile_server.engines.weight_spans import WeightSpans
 from turnstile_server.errors import EngineProtocolError
+from turnstile_server.gate.bounds import GateBounds
 from turnstile_server.gate.dialects.base import ModelRequest
 from turnstile_server.gate.made_turn import made_timings, made_turn
 from turnstile_server.rendering.protocol import CannotBridge, PathEnd, Renderer, TooManyTokens
@@ -144,10 +145,10 @@ class Prompter:
 
     def __init__(self, renderer: Renderer, settings: GateSettings, context_length: int) -> None:
         self._renderer = renderer
-        self._settings = settings
+        self._bounds = settings.bounds_of(GateBounds)
         self._most = context_length - 1
-        self._long = anyio.CapacityLimiter(settings.render_threads)
-        self._huge = anyio.CapacityLimiter(settings.huge_prompt_threads)
+        self._long = anyio.CapacityLimiter(self._bounds.render_threads)
+        self._huge = anyio.CapacityLimiter(self._bounds.huge_prompt_threads)
 
     async def prompt(
         self,
@@ -195,9 +196,9 @@ class Prompter:
         render: Callable[[], Result],
     ) -> Result:
         chars = sum(map(_chars, messages)) + sum(map(self._tool_chars, tools))
-        if chars <= self._settings.inline_render_chars:
+        if chars <= self._bounds.inline_render_chars:
             return render()
-        if chars <= self._settings.huge_prompt_chars:
+        if chars <= self._bounds.huge_prompt_chars:
             return await anyio.to_thread.run_sync(render, limiter=self._long)
         async with share:  # kept until the thread ends
             return await anyio.to_thread.run_sync(render, limiter=self._huge)
@@ -209,7 +210,7 @@ class Prompter:
             try:
                 return len(json.dumps(tool.spec))
             except RecursionError:  # of any size
-                return self._settings.huge_prompt_chars + 1
+                return self._bounds.huge_prompt_chars + 1
 
 
 def _chars(message: Message) -> int:

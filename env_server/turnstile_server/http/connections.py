@@ -14,12 +14,13 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from starlette.types import Scope
 
+from turnstile_server.http.bounds import ListenerBounds
 from turnstile_server.http.fair_share import FairShare
 from turnstile_server.http.parts import PartQueue
+from turnstile_server.settings import BoundedSection
 
 _LOG = logging.getLogger(__name__)
 _EXTENSION = "turnstile.seat"
@@ -27,25 +28,6 @@ _LOG_EVERY_S = 60.0
 _SERVES_NOBODY, _SENDS = 0, 1
 """The ranks of connections that make way."""
 _SLOWEST_SWEEP_S = 1.0
-
-
-class ListenerLimits(Protocol):
-    """The settings of a listener's section that are about its connections."""
-
-    @property
-    def head_timeout_s(self) -> float: ...
-
-    @property
-    def send_timeout_s(self) -> float: ...
-
-    @property
-    def body_stall_s(self) -> float: ...
-
-    @property
-    def max_head_bytes(self) -> int: ...
-
-    @property
-    def max_headers(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +42,16 @@ class ConnectionLimits:
     max_headers: int = 128
 
     @classmethod
-    def of(cls, settings: ListenerLimits, max_connections: int) -> ConnectionLimits:
+    def of(cls, settings: BoundedSection, max_connections: int) -> ConnectionLimits:
+        """``settings``: the section of a listener."""
+        bounds = settings.bounds_of(ListenerBounds)
         return cls(
             max_connections,
-            settings.head_timeout_s,
-            settings.send_timeout_s,
-            settings.body_stall_s,
-            settings.max_head_bytes,
-            settings.max_headers,
+            bounds.head_timeout_s,
+            bounds.send_timeout_s,
+            bounds.body_stall_s,
+            bounds.max_head_bytes,
+            bounds.max_headers,
         )
 
 

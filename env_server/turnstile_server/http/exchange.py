@@ -12,12 +12,12 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Protocol
 
 import anyio
 from starlette.types import Message, Receive, Scope, Send
 
 from turnstile_server.errors import RequestTimeout, ServerStopping, TurnstileError, Unauthorized
+from turnstile_server.http.bounds import ListenerBounds
 from turnstile_server.http.connections import seat_of
 from turnstile_server.http.intake import BodyLimits, BodyReader, Intake, Reservation, too_large
 
@@ -30,13 +30,6 @@ _LARGE_PART = 1 << 12
 
 class CallerGone(Exception):
     """The agent closed the connection, or takes no more bytes."""
-
-
-class ExchangeLimits(BodyLimits, Protocol):
-    """The limits of a section of the settings: bytes and seconds."""
-
-    @property
-    def send_timeout_s(self) -> float: ...
 
 
 def split_path(path: str) -> tuple[str, str]:
@@ -108,7 +101,7 @@ class AgentExchange:
     """A request and its response. ``section``: the settings' section that ``limits`` come from; errors name it."""
 
     def __init__(
-        self, scope: Scope, receive: Receive, send: Send, limits: ExchangeLimits, section: str, intake: Intake
+        self, scope: Scope, receive: Receive, send: Send, limits: BodyLimits, section: str, intake: Intake
     ) -> None:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
@@ -124,6 +117,7 @@ class AgentExchange:
         self._receive = receive
         self._send = send
         self._limits = limits
+        self._bounds = limits.bounds_of(ListenerBounds)
         self._section = section
         self._intake = intake
         self._reservation: Reservation | None = None
@@ -209,7 +203,7 @@ class AgentExchange:
         waits = self.headers.get("expect", "").lower() == "100-continue" and not self._body_begun
         if waits or self._too_slow:
             return
-        with anyio.move_on_after(min(self._intake.limits.body_stall_s, self._limits.body_timeout_s)):
+        with anyio.move_on_after(min(self._intake.bounds.body_stall_s, self._bounds.body_timeout_s)):
             while not self._body_read:
                 self._part(await self._receive())
 
@@ -301,7 +295,7 @@ class AgentExchange:
         if self._seat is not None and not self._seat.blocked:  # then it does not wait
             await self._send(message)
             return
-        with anyio.move_on_after(self._limits.send_timeout_s) as scope:
+        with anyio.move_on_after(self._bounds.send_timeout_s) as scope:
             await self._send(message)
         if scope.cancelled_caught:
             self.gone = True

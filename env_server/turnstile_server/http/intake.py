@@ -18,6 +18,7 @@ import anyio
 from starlette.types import Message, Receive
 
 from turnstile_server.errors import BodyTooLarge, RequestTimeout, TooManyBytes
+from turnstile_server.http.bounds import ListenerBounds
 from turnstile_server.http.fair_share import FairShare
 
 _RETRY_AFTER_S = 1.0
@@ -28,26 +29,21 @@ _STALL_S = 0.25
 
 
 class IntakeLimits(Protocol):
-    """The settings of a listener's section that are about all bodies together: bytes, seconds, bytes a second."""
+    """What a listener's section says of all bodies together."""
 
     @property
     def max_body_bytes_total(self) -> int: ...
 
-    @property
-    def body_stall_s(self) -> float: ...
-
-    @property
-    def min_body_rate(self) -> int: ...
+    def bounds_of(self, part: type[ListenerBounds], /) -> ListenerBounds: ...
 
 
 class BodyLimits(Protocol):
-    """The settings of a section that are about one body: bytes and seconds."""
+    """What a section says of one body."""
 
     @property
     def max_body_bytes(self) -> int: ...
 
-    @property
-    def body_timeout_s(self) -> float: ...
+    def bounds_of(self, part: type[ListenerBounds], /) -> ListenerBounds: ...
 
 
 class Intake:
@@ -58,7 +54,7 @@ class Intake:
 
     def __init__(self, section: str, limits: IntakeLimits, per_owner: int | None = None) -> None:
         self.section = section
-        self.limits = limits
+        self.bounds = limits.bounds_of(ListenerBounds)
         self._per_owner = per_owner
         self._shares = FairShare(limits.max_body_bytes_total)
         self._coming: dict[str, list[Reservation]] = {}
@@ -200,12 +196,12 @@ class BodyReader:
         self._receive = receive
         self._arrived = arrived
         self._reservation = reservation
-        self._intake = intake.limits
-        self._intake_section = intake.section
+        self._intake = intake.bounds
         self._limits = limits
+        self._timeout_s = limits.bounds_of(ListenerBounds).body_timeout_s
         self._section = section
         self._received = 0
-        self._ends_at = get_running_loop().time() + limits.body_timeout_s
+        self._ends_at = get_running_loop().time() + self._timeout_s
         self._look_due = get_running_loop().time()
         self._window_ends_at = 0.0
         self._wanted = 0
@@ -292,13 +288,9 @@ class BodyReader:
 
     def _too_slow(self) -> RequestTimeout:
         if self._ends_at <= self._window_ends_at:
-            most_s = self._limits.body_timeout_s
-            return RequestTimeout(f"the body did not arrive within {most_s:g} s ({self._section}.body_timeout_s)")
-        section, window_s, rate = self._intake_section, self._intake.body_stall_s, self._intake.min_body_rate
-        return RequestTimeout(
-            f"the body came too slowly: in {window_s:g} s fewer than {rate} bytes a second "
-            f"({section}.body_stall_s, {section}.min_body_rate)"
-        )
+            return RequestTimeout(f"the body did not arrive within {self._timeout_s:g} s")
+        window_s, rate = self._intake.body_stall_s, self._intake.min_body_rate
+        return RequestTimeout(f"the body came too slowly: in {window_s:g} s fewer than {rate} bytes a second")
 
 
 def too_large(limits: BodyLimits, section: str) -> BodyTooLarge:

@@ -24,6 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from turnstile_server.errors import JournalUnavailable
+from turnstile_server.journal.bounds import JournalBounds
 from turnstile_server.journal.entries import Journaled
 from turnstile_server.journal.reserve import Reserve
 from turnstile_server.journal.segments import EncodedRecord
@@ -91,8 +92,9 @@ class GroupCommit:
         publish: Callable[[Sequence[Journaled]], None],
         index: Callable[[], None],
     ) -> None:
-        own = settings.durability == "process" and not settings.group_window_s
-        self._inline_bytes = settings.inline_bytes if own else 0
+        self._bounds = settings.bounds_of(JournalBounds)
+        own = settings.durability == "process" and not self._bounds.group_window_s
+        self._inline_bytes = self._bounds.inline_bytes if own else 0
         """Records up to this size may be written in the event loop."""
         self._inline_from = 0.0
         """When the event loop may write again, after a write that took too long (``perf_counter``)."""
@@ -134,7 +136,7 @@ class GroupCommit:
     def submit_soon(self, encoded: EncodedRecord) -> None:
         """Queues a record that nothing waits for: it is written with the next commit, at the latest after
         ``soon_window_s``. Raises JournalUnavailable: queue full, or closed."""
-        self._put(QueuedRecord(encoded, due=time.monotonic() + self._settings.soon_window_s))
+        self._put(QueuedRecord(encoded, due=time.monotonic() + self._bounds.soon_window_s))
 
     def barrier(self) -> QueuedRecord:
         """Answered when all records queued before it were stored or refused."""
@@ -192,9 +194,9 @@ class GroupCommit:
                 self._changed.notify()
         self._stats.inline_records += len(batch)
         ended = time.perf_counter()
-        if ended - began > self._settings.inline_stall_s:
+        if ended - began > self._bounds.inline_stall_s:
             self._stats.inline_stalls += 1
-            self._inline_from = ended + self._settings.inline_pause_s
+            self._inline_from = ended + self._bounds.inline_pause_s
         self._answer(batch)
         return True
 
@@ -223,8 +225,8 @@ class GroupCommit:
             self._busy = False
             while not self._closing:
                 if any(item.due is None for item in self._queue):
-                    if self._settings.group_window_s:
-                        self._changed.wait_for(lambda: self._closing, self._settings.group_window_s)
+                    if self._bounds.group_window_s:
+                        self._changed.wait_for(lambda: self._closing, self._bounds.group_window_s)
                     break
                 now = time.monotonic()
                 due = self._queue[0].due if self._queue else None
@@ -247,7 +249,7 @@ class GroupCommit:
 
     def _check_disk(self) -> None:
         """Finds out whether the disk takes records, also while nobody appends: ``/ready`` tells it."""
-        self._check_due = time.monotonic() + self._settings.check_interval_s
+        self._check_due = time.monotonic() + self._bounds.check_interval_s
         trouble: Exception | None = self._writer.why_not(self._refused_bytes)
         if trouble is None:
             try:
@@ -273,7 +275,7 @@ class GroupCommit:
             for item in batch:
                 item.error = error
         if self._index_due is None:
-            self._index_due = time.monotonic() + self._settings.index_lag_s
+            self._index_due = time.monotonic() + self._bounds.index_lag_s
 
     def _store(self, batch: list[QueuedRecord]) -> None:
         items, size, rotates = [], 0, False

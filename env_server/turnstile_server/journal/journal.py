@@ -22,6 +22,7 @@ import anyio
 import anyio.to_thread
 
 from turnstile_server.errors import JournalUnavailable, StartupError
+from turnstile_server.journal.bounds import JournalBounds
 from turnstile_server.journal.commit import GroupCommit
 from turnstile_server.journal.files import DirectoryLock, FileOps, RealFiles
 from turnstile_server.journal.index import JournalIndex, UnindexedEntries
@@ -84,7 +85,7 @@ class FileJournal:
             writer,
             settings,
             opened.stats,
-            reserve=Reserve(opened.directory, opened.files, settings.reserve_bytes),
+            reserve=Reserve(opened.directory, opened.files, settings.bounds_of(JournalBounds).reserve_bytes),
             publish=self._unindexed.add,
             index=self._index_soon,
         )

@@ -1,7 +1,7 @@
 """Samples of what the server does, for those who look at it without a Prometheus beside it.
 
 Every ``observability.sample_s`` seconds the counters that exist are read and kept in a ring of
-``observability.kept_samples``. Nothing is counted for this alone, and nothing is written.
+``LiveBounds.kept_samples``. Nothing is counted for this alone, and nothing is written.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import anyio
 from turnstile.models import LiveReport, LiveSample
 from turnstile_server.engines.fleet.fleet import Fleet
 from turnstile_server.journal.stats import JournalStats
+from turnstile_server.observability.bounds import LiveBounds
 from turnstile_server.observability.metrics import Metrics
 from turnstile_server.sandboxes.pool import SandboxPool
 from turnstile_server.sandboxes.protocol import SandboxProvider
@@ -39,7 +40,7 @@ class LiveSamples:
     def __init__(self, sources: LiveSources, settings: ObservabilitySettings) -> None:
         self._sources = sources
         self._sample_s = settings.sample_s
-        self._kept: deque[LiveSample] = deque(maxlen=settings.kept_samples)
+        self._kept: deque[LiveSample] = deque(maxlen=settings.bounds_of(LiveBounds).kept_samples)
 
     def take(self) -> None:
         sources, counts = self._sources, self._sources.metrics.counts()

@@ -27,6 +27,7 @@ from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode,
 from turnstile.models import Episode, Span, SpanReport
 from turnstile.models import SpanKind as Kind
 from turnstile_server.errors import NotFound, TooManyCalls
+from turnstile_server.observability.bounds import TracingBounds
 from turnstile_server.settings import TracingSettings
 from turnstile_server.threads import result_of
 from turnstile_server.trace_context import TraceContext
@@ -65,7 +66,7 @@ class TraceExport:
         self._changes = changes
         self._report = report
         self._names = names
-        self._settings = settings
+        self._bounds = settings.bounds_of(TracingBounds)
         self._exporter = exporter or OTLPSpanExporter()
         self._resource = Resource.create({"service.name": "turnstile", "service.version": version("turnstile-rl")})
         self._running: set[str] = set()
@@ -86,7 +87,7 @@ class TraceExport:
                     self._news = anyio.Event()
                     await self._export_waiting()
         finally:
-            with anyio.move_on_after(self._settings.shutdown_s, shield=True):
+            with anyio.move_on_after(self._bounds.shutdown_s, shield=True):
                 await self._export_waiting()
             _in_thread(self._exporter.shutdown)  # an export under way does not try again
             if self._waiting:
@@ -108,7 +109,7 @@ class TraceExport:
         if episode.episode_id not in self._running:
             return
         self._running.discard(episode.episode_id)
-        if len(self._waiting) >= self._settings.max_queued:
+        if len(self._waiting) >= self._bounds.max_queued:
             self._lost += 1
             _LOG.warning("%d episodes were not exported: the collector is too slow", self._lost)
             return
@@ -141,8 +142,8 @@ class TraceExport:
 
         def export() -> None:
             spans = list(EpisodeTrace(episode, report, context, self._names, self._resource).spans())
-            for start in range(0, len(spans), self._settings.batch_spans):
-                batch = spans[start : start + self._settings.batch_spans]
+            for start in range(0, len(spans), self._bounds.batch_spans):
+                batch = spans[start : start + self._bounds.batch_spans]
                 if self._exporter.export(batch) is not SpanExportResult.SUCCESS:
                     raise ConnectionError("the collector did not take the spans")
 

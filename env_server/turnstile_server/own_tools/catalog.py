@@ -15,6 +15,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from turnstile_server.errors import StartupError, TaskFailed, ToolsUnavailable, TurnstileError
+from turnstile_server.own_tools.bounds import OwnToolBounds
 from turnstile_server.own_tools.names import BUILT_IN_TOOLS, NamedTool, name_problem
 from turnstile_server.own_tools.threads import ToolThreads
 from turnstile_server.settings import ToolSettings
@@ -31,6 +32,7 @@ class OwnToolCatalog:
 
     def __init__(self, settings: ToolSettings) -> None:
         self._settings = settings
+        self._bounds = settings.bounds_of(OwnToolBounds)
         self._threads = ToolThreads(settings)
         self._shared: TaskGroup | None = None
         specs = OwnToolSpecs(functions=settings.functions, servers=settings.servers)
@@ -63,7 +65,7 @@ class OwnToolCatalog:
                 mounted.end()
         # What does not end in time is cancelled, which kills its process group.
         self._shared.cancel_scope.shield = True
-        self._shared.cancel_scope.deadline = anyio.current_time() + 2 * self._settings.mount_grace_s
+        self._shared.cancel_scope.deadline = anyio.current_time() + 2 * self._bounds.mount_grace_s
         await self._shared.__aexit__(None, None, None)
 
     @property

@@ -18,6 +18,7 @@ from typing import TypeVar, get_args
 import anyio
 
 from turnstile_server.errors import Gone
+from turnstile_server.own_tools.bounds import OwnToolBounds
 from turnstile_server.own_tools.declare import CommandOutput, EpisodeState, LogLevel, ToolSandbox
 from turnstile_server.own_tools.signature import FunctionSignature
 from turnstile_server.own_tools.threads import ToolThreads
@@ -49,6 +50,7 @@ class HostFunctions:
         self._functions = functions
         self._threads = threads
         self._settings = settings
+        self._bounds = settings.bounds_of(OwnToolBounds)
 
     @asynccontextmanager
     async def open(self, episode: EpisodeTools) -> AsyncIterator[Sequence[ServedTool]]:
@@ -63,7 +65,7 @@ class HostFunctions:
     async def _close(self, episode_id: str, close: Callable[[], object]) -> None:
         """A state that cannot be closed keeps no episode from ending."""
         try:
-            with anyio.fail_after(self._settings.own_close_timeout_s):
+            with anyio.fail_after(self._bounds.own_close_timeout_s):
                 if inspect.iscoroutinefunction(close):
                     await close()
                     return

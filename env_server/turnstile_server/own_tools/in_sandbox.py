@@ -18,6 +18,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from turnstile_server.http.json_values import count_values, has_few_values
+from turnstile_server.own_tools.bounds import OwnToolBounds
 from turnstile_server.own_tools.signature import FunctionSignature, UnusableFunction
 from turnstile_server.sandboxes.protocol import Command
 from turnstile_server.settings import ToolSettings
@@ -104,7 +105,7 @@ class SandboxFunction:
             return _failed(name, "cannot run: the sandbox's image has no python3", printed)
         if done.dropped_bytes:
             return _failed(name, f"returned more than {settings.own_max_result_bytes} bytes", printed)
-        most = settings.own_max_result_values
+        most = settings.bounds_of(OwnToolBounds).own_max_result_values
         if not has_few_values(done.stdout, most) and count_values(done.stdout, most) > most:
             return _failed(name, f"returned more than {most} JSON values", printed)
         try:

@@ -14,13 +14,14 @@ import anyio
 import mcp_types as mcp
 
 from turnstile_server.errors import TurnstileError
+from turnstile_server.own_tools.bounds import OwnToolBounds
 from turnstile_server.own_tools.mounted_server import MountedServer, MountFailed
 from turnstile_server.settings import ToolSettings
 from turnstile_server.settings.own_tools import ServerSpec
 from turnstile_server.tools.protocol import EpisodeTools, Progress, ServedTool, ToolResult, ToolSpec
 
 _END_GRACES = 5
-"""Ending a process takes at most four times ``tools.mount_grace_s``; after five the rest is cancelled."""
+"""Ending a process takes at most four times ``mount_grace_s``; after five the rest is cancelled."""
 
 
 StartTask = Callable[[Callable[..., Coroutine[Any, Any, None]]], Awaitable[Any]]
@@ -47,6 +48,7 @@ class MountedTools:
         self._spec = spec
         self._said_in = place
         self._settings = settings
+        self._bounds = settings.bounds_of(OwnToolBounds)
         self._fault = fault
         self._start_shared = start_shared
         self._starting = anyio.Lock()
@@ -76,7 +78,7 @@ class MountedTools:
                     yield self._tools(server)
                 finally:
                     server.stop()
-                    tasks.cancel_scope.deadline = anyio.current_time() + _END_GRACES * self._settings.mount_grace_s
+                    tasks.cancel_scope.deadline = anyio.current_time() + _END_GRACES * self._bounds.mount_grace_s
         if failure is not None:
             raise self._fault(str(failure)) from failure
 

@@ -21,6 +21,7 @@ from mcp.client._transport import TransportStreams
 from mcp.client.session import IncomingMessage
 from pydantic import ValidationError
 
+from turnstile_server.own_tools.bounds import OwnToolBounds
 from turnstile_server.own_tools.content import as_result
 from turnstile_server.own_tools.http_streams import http_streams
 from turnstile_server.own_tools.server_link import ServerLink
@@ -47,6 +48,7 @@ class MountedServer:
     def __init__(self, spec: ServerSpec, place: str, settings: ToolSettings) -> None:
         self._spec = spec
         self._settings = settings
+        self._bounds = settings.bounds_of(OwnToolBounds)
         self.shown = f"{place}: MCP server {spec.name}"
         self.tools: tuple[mcp.Tool, ...] = ()
         """Those that are allowed, as the server named them when it was first connected. They never change."""
@@ -68,7 +70,7 @@ class MountedServer:
     async def run(self, *, task_status: TaskStatus[None]) -> None:
         """Connects, and reports its start when the tools are known. Raises MountFailed before that, never after.
         Cancelling it ends the server too."""
-        first_s, longest_s = self._settings.mount_restart_s, self._settings.mount_max_restart_s
+        first_s, longest_s = self._bounds.mount_restart_s, self._bounds.mount_max_restart_s
         pause_s = first_s
         while not self._stop.is_set():
             self._link = ServerLink(self._settings)
@@ -105,7 +107,7 @@ class MountedServer:
                         task_status.started()
                     await self._link.lost.wait()
                     self._down()
-                    starting.deadline = anyio.current_time() + self._settings.mount_grace_s
+                    starting.deadline = anyio.current_time() + self._bounds.mount_grace_s
             if starting.cancelled_caught and not named:
                 self._link.lose(f"it did not name its tools within {start_s:g} s")
         except Exception as error:  # noqa: BLE001 - the boundary to another program: whatever its connection raises
@@ -129,7 +131,7 @@ class MountedServer:
 
     async def _list(self, client: Client, *, first: bool) -> None:
         """Asks the server for its tools. Raises MountFailed where the first list lacks what is allowed."""
-        found = await _all_tools(client, self._settings.mount_max_tools)
+        found = await _all_tools(client, self._bounds.mount_max_tools)
         self._named = frozenset(tool.name for tool in found)
         self._renamed = False
         if not first:
@@ -185,7 +187,7 @@ async def _all_tools(client: Client, most: int) -> Sequence[mcp.Tool]:
         page = await client.list_tools(cursor=cursor, cache_mode="refresh")
         found += page.tools
         if len(found) > most:
-            raise MountFailed(f"it names more than {most} tools (tools.mount_max_tools)")
+            raise MountFailed(f"it names more than {most} tools")
         cursor = page.next_cursor
         if cursor is None:
             return found

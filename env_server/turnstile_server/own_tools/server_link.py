@@ -12,6 +12,7 @@ from collections import deque
 
 import anyio
 
+from turnstile_server.own_tools.bounds import OwnToolBounds
 from turnstile_server.settings import ToolSettings
 
 WINDOW_S = 10.0
@@ -27,7 +28,7 @@ class Flooded(Exception):
 
 class ServerLink:
     def __init__(self, settings: ToolSettings) -> None:
-        self._settings = settings
+        self._bounds = settings.bounds_of(OwnToolBounds)
         self.lost = anyio.Event()
         """Set when the connection is of no use any more."""
         self.ending = False
@@ -63,21 +64,18 @@ class ServerLink:
         """Counts a notification, or a request of the server's own. Raises Flooded."""
         self._renew()
         self._notifications += 1
-        most = self._settings.mount_max_notifications
+        most = self._bounds.mount_max_notifications
         if self._notifications > most:
-            raise Flooded(
-                f"it sent more than {most} notifications in {WINDOW_S:g} s (tools.mount_max_notifications)"
-            )
+            raise Flooded(f"it sent more than {most} notifications in {WINDOW_S:g} s")
 
     def discarded(self, size: int) -> None:
         """Counts bytes that were read for nothing. Raises Flooded."""
         self._renew()
         self._garbage += size
-        most = self._settings.mount_max_garbage_bytes
+        most = self._bounds.mount_max_garbage_bytes
         if self._garbage > most:
             raise Flooded(
-                f"it sent more than {most} bytes in {WINDOW_S:g} s that are no messages, or too large ones "
-                "(tools.mount_max_garbage_bytes)"
+                f"it sent more than {most} bytes in {WINDOW_S:g} s that are no messages, or too large ones"
             )
 
     def _renew(self) -> None:

@@ -28,6 +28,7 @@ from mcp.shared.message import SessionMessage
 from pydantic import ValidationError
 
 from turnstile_server.child_processes import start_process
+from turnstile_server.own_tools.bounds import OwnToolBounds
 from turnstile_server.own_tools.server_link import Flooded, ServerLink
 from turnstile_server.settings import ToolSettings
 from turnstile_server.settings.own_tools import ServerSpec
@@ -112,7 +113,7 @@ async def stdio_streams(
     reader = _Reader(process, to_session, settings.own_max_result_bytes + _ENVELOPE_BYTES, link)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(reader.run, process.stdout)
-        tasks.start_soon(_write, process, from_session, settings.send_timeout_s, link)
+        tasks.start_soon(_write, process, from_session, settings.bounds_of(OwnToolBounds).mount_send_s, link)
         tasks.start_soon(_keep_stderr, process.stderr, link)
         try:
             yield from_server, to_server
@@ -121,7 +122,7 @@ async def stdio_streams(
             with anyio.CancelScope(shield=True):
                 from_server.close()  # from now on the reader only drains, so that the server can write its last
                 to_server.close()
-                await _end(process, settings.mount_grace_s)
+                await _end(process, settings.bounds_of(OwnToolBounds).mount_grace_s)
             tasks.cancel_scope.cancel()
 
 
@@ -232,7 +233,7 @@ async def _write(
                 with anyio.move_on_after(send_s) as sending:
                     await process.stdin.send(line.encode() + b"\n")
                 if sending.cancelled_caught:
-                    link.lose(f"it took no input for {send_s:g} s (tools.send_timeout_s)")
+                    link.lose(f"it took no input for {send_s:g} s")
                     kill_group(process)
                     return
 

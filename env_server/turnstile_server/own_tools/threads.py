@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import anyio
 
 from turnstile_server.errors import ToolsUnavailable
+from turnstile_server.own_tools.bounds import OwnToolBounds
 from turnstile_server.settings import ToolSettings
 from turnstile_server.threads import result_of
 
@@ -33,7 +34,7 @@ class ToolThreads:
 
     def __init__(self, settings: ToolSettings) -> None:
         self._settings = settings
-        self._places = anyio.Semaphore(settings.own_threads)
+        self._places = anyio.Semaphore(settings.bounds_of(OwnToolBounds).own_threads)
         self._stuck: Counter[str] = Counter()
         self._lock = threading.Lock()
 
@@ -87,14 +88,12 @@ class ToolThreads:
                 future.set_exception(error)
 
     def _check(self, owner: str) -> None:
-        limits = self._settings
+        limits = self._settings.bounds_of(OwnToolBounds)
         if self._stuck[owner] >= limits.own_stuck_per_episode:
             raise ToolsUnavailable(
-                f"{self._stuck[owner]} calls of this episode never returned, the most that are let run on "
-                "(tools.own_stuck_per_episode)"
+                f"{self._stuck[owner]} calls of this episode never returned, the most that are let run on"
             )
         if self.stuck >= limits.own_stuck_threads:
             raise ToolsUnavailable(
-                f"{self.stuck} calls of own tools never returned, the most that this server lets run on "
-                "(tools.own_stuck_threads)"
+                f"{self.stuck} calls of own tools never returned, the most that this server lets run on"
             )

@@ -26,9 +26,9 @@ MODES = ("100644", "100755", "120000", "040000", "000000")
 """Those of git, and ``000000`` for what git does not know."""
 REASONS: Mapping[str, str] = {
     "large": "it is larger than episodes.replay_file_bytes",
-    "files": "the episode has as many contents as it may have (episodes.replay_files)",
+    "files": "the episode has as many contents as it may have",
     "bytes": "the episode's room is used up (episodes.replay_bytes)",
-    "time": "there was no time left (episodes.replay_wait_s)",
+    "time": "there was no time left",
     "special": "it is a pipe, a socket or a device",
     "skipped": "folders of this name are not looked into (episodes.replay_skip)",
     "deep": "its folders are nested too deep",

@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 
 import anyio
 
@@ -20,13 +21,25 @@ from turnstile_server.replay.capture import REASONS, Capture, CaptureBounds, tak
 from turnstile_server.replay.manifest import StateRecord
 from turnstile_server.replay.store import KeepRoom, ReplayStore
 from turnstile_server.sandboxes.protocol import Sandbox
-from turnstile_server.settings import EpisodeSettings
+from turnstile_server.settings import Bounds, EpisodeSettings
 
 _LOG = logging.getLogger(__name__)
 _LISTS = 8
 """Divisor of an episode's room: the lists of paths get an eighth."""
 NO_PYTHON = "the sandbox's image has no Python that could look at its files"
 _NOTHING = Capture((), (), 0, late=False)
+
+
+@dataclass(frozen=True)
+class ReplayBounds(Bounds):
+    """Bounds of the record of work folders that are constants."""
+
+    replay_files: int = 5_000
+    """Contents recorded of one episode; half of them before its first turn."""
+    replay_wait_s: float = 10.0
+    """How long a model call waits for the state after the turn before it; then that state is missed."""
+    replays_at_once: int = 4
+    """States taken at once, each in memory as a whole; further ones wait."""
 
 
 class Replays:
@@ -42,7 +55,7 @@ class Replays:
         self.store = store
         self.paused = paused
         self.settings = settings
-        self.at_once = anyio.CapacityLimiter(settings.replays_at_once)
+        self.at_once = anyio.CapacityLimiter(settings.bounds_of(ReplayBounds).replays_at_once)
 
     def of(self, episode_id: str) -> EpisodeReplay:
         """The recorder of one episode."""
@@ -57,7 +70,7 @@ class EpisodeReplay:
         self._shared = shared
         self._files: dict[str, ReplayFile] = {}
         self._marks: dict[str, str] = {}
-        self._contents_left = shared.settings.replay_files
+        self._contents_left = shared.settings.bounds_of(ReplayBounds).replay_files
         self._bytes_left = shared.settings.replay_bytes
         self._last: tuple[ReplayMoment, str | None] | None = None
         self._missing: str | None = None
@@ -77,12 +90,12 @@ class EpisodeReplay:
             return False
 
     async def _record(self, sandbox: Sandbox, record: StateRecord) -> bool:
-        wait_s = self._shared.settings.replay_wait_s
+        wait_s = self._shared.settings.bounds_of(ReplayBounds).replay_wait_s
         deadline = time.monotonic() + wait_s
         try:
             capture = await self._taken(sandbox, record.moment)
         except TimeoutError:
-            return await self._missed(record, f"it took longer than {wait_s:g} s (episodes.replay_wait_s)")
+            return await self._missed(record, f"it took longer than {wait_s:g} s")
         except TurnstileError as error:
             return await self._missed(record, error.message)
         if capture is None:
@@ -95,6 +108,7 @@ class EpisodeReplay:
         if self._hopeless is not None:
             return None
         settings, shared = self._shared.settings, self._shared
+        wait_s = settings.bounds_of(ReplayBounds).replay_wait_s
         share = 2 if moment == "begin" else 1
         lists = settings.replay_bytes // _LISTS
         bounds = CaptureBounds(
@@ -103,9 +117,9 @@ class EpisodeReplay:
             file_bytes=settings.replay_file_bytes,
             list_bytes=min(lists, self._bytes_left),
             paths=settings.replay_paths,
-            seconds=settings.replay_wait_s / 2,  # so that what it has read by then can be kept
+            seconds=wait_s / 2,  # so that what it has read by then can be kept
         )
-        with anyio.fail_after(settings.replay_wait_s):
+        with anyio.fail_after(wait_s):
             async with shared.at_once:
                 with shared.paused(self._episode_id) if moment == "turn" else nullcontext():
                     return await take_changes(sandbox, self._marks, settings.replay_skip, bounds)

@@ -40,7 +40,7 @@ _PARTIAL = "partial"
 _NO_ROOM = "the server's room is used up (episodes.keep_replay_bytes)"
 _UNKNOWN = (REASONS["large"], REASONS["files"], REASONS["bytes"])
 """Reasons of a content that changed in a way that is not known."""
-_LATE = "not all was looked at in time (episodes.replay_wait_s)"
+_LATE = "not all was looked at in time"
 _NO_DISK = "the disk is nearly full"
 
 

@@ -1,4 +1,4 @@
-"""Every setting, limit and time-out of the server: its name, its default and what it bounds.
+"""Every setting of the server: its name, its default and what it means. Other bounds are constants (``section``).
 
 A command-line flag wins over an environment variable (``TURNSTILE_GATE__MAX_BODY_BYTES``), that over the file
 given with ``--config`` (TOML), that over the default. ``docs/settings.md`` is generated from the descriptions.
@@ -21,12 +21,14 @@ from turnstile_server.settings.listeners import ControlSettings, GateSettings, O
 from turnstile_server.settings.load import Settings, load_settings
 from turnstile_server.settings.observability import ObservabilitySettings, TracingSettings
 from turnstile_server.settings.sandboxes import SandboxSettings, ToolSettings
-from turnstile_server.settings.section import Section
+from turnstile_server.settings.section import BoundedSection, Bounds, Section
 from turnstile_server.settings.workers import WorkerCount, WorkerSettings
 from turnstile_server.settings.worlds import WorldSettings
 
 __all__ = [
     "AgentSettings",
+    "BoundedSection",
+    "Bounds",
     "ControlSettings",
     "EgressSettings",
     "EngineSettings",

@@ -8,12 +8,12 @@ from typing import Annotated
 from pydantic import Field
 
 from turnstile_server.settings.host_patterns import PatternText
-from turnstile_server.settings.section import Section
+from turnstile_server.settings.section import BoundedSection
 
 _AllowedPort = Annotated[int, Field(ge=1, le=65535)]
 
 
-class EgressSettings(Section):
+class EgressSettings(BoundedSection):
     """The network of sandboxes, through the server's proxy ([network](network.md)). A task's `network` says what
     it needs; the sandboxes of all others reach nothing but the gate."""
 
@@ -49,22 +49,4 @@ class EgressSettings(Section):
         ge=1,
         description="The same over all sandboxes, or a sixteenth of the process's descriptors if that is less: "
         "each takes two of them.",
-    )
-    resolver_threads: int = Field(16, ge=1, description="Names looked up at once; further ones wait.")
-    request_timeout_s: float = Field(
-        15.0, gt=0, description="Time for a client in the sandbox to send its request, and its TLS greeting."
-    )
-    connect_timeout_s: float = Field(10.0, gt=0, description="Time to look up a host and to connect to it.")
-    idle_timeout_s: float = Field(60.0, gt=0, description="A connection on which nothing moves this long is cut.")
-    max_header_bytes: int = Field(
-        16 << 10, ge=1024, description="Largest head of a request or of a response; a larger one is refused."
-    )
-    max_client_hello_bytes: int = Field(
-        16 << 10, ge=512, description="Largest TLS greeting (ClientHello); a larger one is refused."
-    )
-    max_decisions: int = Field(
-        200,
-        ge=0,
-        le=10_000,
-        description="Decisions that an episode's record keeps in full; of the further ones it has the number.",
     )

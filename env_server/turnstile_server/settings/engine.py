@@ -7,10 +7,10 @@ from typing import Any, Literal
 
 from pydantic import Field, SecretStr
 
-from turnstile_server.settings.section import Section
+from turnstile_server.settings.section import BoundedSection, Section
 
 
-class EngineSettings(Section):
+class EngineSettings(BoundedSection):
     """The engine that samples."""
 
     kind: str = Field(
@@ -42,19 +42,7 @@ class EngineSettings(Section):
         600.0, gt=0, description="Time to the engine's first chunk (unstreamed: to its answer); then 504."
     )
     chunk_timeout_s: float = Field(120.0, gt=0, description="Silence between two chunks of a stream; then 504.")
-    probe_timeout_s: float = Field(
-        10.0,
-        gt=0,
-        description="Time for one answer while the engine is waited for at start: one that accepts and is silent "
-        "is asked again, and reported.",
-    )
     control_timeout_s: float = Field(60.0, gt=0, description="Time for pause, resume, abort, state, score.")
-    last_abort_s: float = Field(
-        5.0,
-        gt=0,
-        description="`sglang`, `vllm`: time to abort a call that has ended here without a finish; its caller "
-        "waits that long at most.",
-    )
     weights_timeout_s: float = Field(600.0, gt=0, description="Time to load new weights.")
     group_timeout_s: float = Field(
         60.0,
@@ -73,21 +61,9 @@ class EngineSettings(Section):
         "not fit.",
     )
     stop_grace_s: float = Field(5.0, ge=0, description="`embedded`: time for its process to end before SIGKILL.")
-    connect_attempts: int = Field(
-        3, ge=1, description="Attempts to open a connection. A request that was sent is never repeated."
-    )
     max_connections: int = Field(512, ge=1, description="Calls in flight on the engine; further ones wait.")
     max_reply_bytes: int = Field(
         256 << 20, ge=1 << 16, description="Largest answer of the engine, or largest chunk of a streamed one."
-    )
-    prompt_json_bytes: int = Field(
-        64 << 20,
-        ge=0,
-        description="`sglang`, `vllm`, `embedded`: memory for the latest prompts as they were sent, so that the "
-        "next call of a conversation writes only its new tokens; 0: none.",
-    )
-    prompt_json_rest_s: float = Field(
-        30.0, gt=0, description="An episode that makes no call for so long keeps none of that memory."
     )
     routed_experts: bool = Field(
         False,
@@ -119,12 +95,6 @@ class EngineSettings(Section):
     max_pending: int = Field(
         1024, ge=1, description="`trainer`: model calls that wait for their completion at once; more are 429."
     )
-    max_answered: int = Field(
-        8192,
-        ge=1,
-        description="`trainer`: completed calls that are remembered, so that a repeated completion gets the same "
-        "answer.",
-    )
 
 
 class RenderingSettings(Section):
@@ -151,7 +121,7 @@ class RenderingSettings(Section):
     )
 
 
-class JournalSettings(Section):
+class JournalSettings(BoundedSection):
     """The journal on disk."""
 
     durability: Literal["power", "process"] = Field(
@@ -164,36 +134,6 @@ class JournalSettings(Section):
         ge=1 << 16,
         description="A segment file is closed at this size, or at 1/64 of the file system if that is less (but "
         "not below 1 MiB).",
-    )
-    group_window_s: float = Field(
-        0.0,
-        ge=0,
-        le=1,
-        description="Extra wait to gather appends into one fsync; 0: only appends that are queued already share "
-        "one.",
-    )
-    soon_window_s: float = Field(
-        0.1,
-        ge=0,
-        le=10,
-        description="Records whose writing is not waited for (deliveries) are written after this at the latest.",
-    )
-    inline_bytes: int = Field(
-        64 << 10,
-        ge=0,
-        description="`durability = process`: records up to this size are written by the event loop itself, which "
-        "saves the way through the writer's thread; 0: none.",
-    )
-    inline_stall_s: float = Field(
-        0.005,
-        gt=0,
-        le=10,
-        description="After a write of the event loop itself that took longer than this, records go through the "
-        "writer's thread for `inline_pause_s`.",
-    )
-    inline_pause_s: float = Field(10.0, ge=0, le=3600, description="See `inline_stall_s`.")
-    index_lag_s: float = Field(
-        0.25, ge=0, le=60, description="The index is updated after an append within this time."
     )
     max_queue_bytes: int = Field(
         256 << 20, ge=1 << 20, description="Appends that wait for the disk; more are 503."
@@ -227,13 +167,4 @@ class JournalSettings(Section):
     )
     min_free_bytes: int = Field(
         64 << 20, ge=0, description="With less free disk space than this, turns are refused (503); 0: no check."
-    )
-    reserve_bytes: int = Field(
-        1 << 20,
-        ge=0,
-        description="Disk space (at most 1/64 of the file system) that is kept so that episodes can be deleted on "
-        "a full disk; 0: none.",
-    )
-    check_interval_s: float = Field(
-        1.0, gt=0, le=3600, description="How often the journal looks whether its disk takes records."
     )

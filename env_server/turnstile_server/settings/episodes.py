@@ -25,12 +25,6 @@ class EpisodeSettings(ReplaySettings):
         ge=1,
         description="Episodes with a sandbox that are prepared, run or graded at once; further ones are queued.",
     )
-    oldest_every: int = Field(
-        8,
-        ge=1,
-        description="Of so many places that come free while episodes wait, one goes to the episode that waits "
-        "longest, whatever its priority and its group; 1: first come, first served.",
-    )
     max_staleness: int | None = Field(
         None,
         ge=0,
@@ -40,11 +34,6 @@ class EpisodeSettings(ReplaySettings):
     staleness_scope: StalenessScope = Field("episode", description="Scope of the default bound: episode or group.")
     staleness_policy: StalenessPolicy = Field(
         "cancel", description="What the default bound does: cancel, finish or stop_admitting."
-    )
-    remembered_groups: int = Field(
-        10_000,
-        ge=1,
-        description="Groups without an open episode whose age and staleness are remembered, the latest ones.",
     )
     max_turns: CountCeiling = Field(1000, description="Ceiling of `limits.max_turns`.")
     max_completion_tokens: CountCeiling = Field(32_768, description="Ceiling of `limits.max_completion_tokens`.")
@@ -56,38 +45,8 @@ class EpisodeSettings(ReplaySettings):
         ge=0,
         description="`finish` waits this long for the grading; then it answers with the status `grading`.",
     )
-    watch_interval_s: float = Field(
-        1.0,
-        gt=0,
-        description="How often the wall and idle limits and the leases are checked, and storing a refused end is "
-        "tried again.",
-    )
-    max_subscribers: int = Field(64, ge=1, description="Readers of `GET /events` at once; more are 429.")
-    subscriber_queue: int = Field(
-        1000, ge=1, description="Undelivered events of one reader of `GET /events`; with more it is disconnected."
-    )
-    kept_events: int = Field(
-        1000, ge=0, description="The latest events, which a reader of `GET /events` that comes back is sent."
-    )
-    retention_interval_s: float = Field(60.0, gt=0, description="How often the journal's retention is applied.")
-    export_threads: int = Field(2, ge=1, description="Worker threads that export samples of ended episodes.")
     audit_tolerance: float = Field(
         1e-3, gt=0, description="Largest |recorded − re-scored logprob|, in nats, that passes an audit."
-    )
-    max_reward_changes: int = Field(
-        1000,
-        ge=1,
-        description="Rewards that a trainer gives to one episode; each is one request, with any number of turns.",
-    )
-    cached_trees: int = Field(64, ge=1, description="Token trees of ended episodes kept in memory.")
-    searched_episodes: int = Field(
-        64,
-        ge=0,
-        description="Ended episodes that are read from the disk to find a turn (`GET /turns/{id}/tokens` "
-        "without `episode_id`); where more lived at that time, `episode_id` is needed.",
-    )
-    cached_work_diffs: int = Field(
-        8, ge=0, description="Answers to `GET /episodes/{id}/work` kept in memory; each was made in a sandbox."
     )
     keep_work: Literal["all", "ungraded", "none"] = Field(
         "all",
@@ -100,9 +59,6 @@ class EpisodeSettings(ReplaySettings):
     keep_work_s: float | None = Field(
         14 * 86_400.0, gt=0, description="Kept work older than this is removed; none: kept as long as its episode."
     )
-    kept_regrades: int = Field(
-        20, ge=1, description="Regrades in the record of one episode, the latest ones and the one that is applied."
-    )
     snapshots: SnapshotMode = Field(
         "on_request",
         description="Default of an episode's `snapshots`: on_request, or every_turn where it can be forked.",
@@ -112,26 +68,11 @@ class EpisodeSettings(ReplaySettings):
         ge=1,
         description="Snapshots of one episode; more are refused (409). Those of every_turn make way.",
     )
-    snapshots_at_once: int = Field(
-        4, ge=1, description="Snapshots taken at once, each in memory as a whole; further ones wait."
-    )
-    snapshot_wait_s: float = Field(
-        60.0,
-        gt=0,
-        description="With every_turn: how long a model call waits for the snapshot of the turn before it; then it "
-        "goes on without one.",
-    )
     keep_snapshot_bytes: int = Field(
         8 << 30, ge=0, description="What snapshots may take on disk; above it the oldest goes first."
     )
     keep_snapshot_s: float | None = Field(
         86_400.0, gt=0, description="Snapshots older than this are removed; none: kept as long as their episode."
-    )
-    max_spans: int = Field(
-        5000,
-        ge=0,
-        description="Tool calls, failed model calls and snapshots of one episode whose times are recorded "
-        "([spans](spans.md)); further ones are counted.",
     )
     trained_share_alert: float = Field(
         0.9,

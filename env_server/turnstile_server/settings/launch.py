@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from turnstile_server.settings.section import Section
+from turnstile_server.settings.section import BoundedSection
 
 OWN_VARIABLES = "TURNSTILE_"
 """Variables that begin so are the server's own, its keys among them."""
@@ -14,7 +14,7 @@ OWN_VARIABLES = "TURNSTILE_"
 PORTS = 65_535
 
 
-class LaunchSettings(Section):
+class LaunchSettings(BoundedSection):
     """An engine that the server starts, restarts and ends itself."""
 
     enabled: bool = Field(
@@ -60,25 +60,11 @@ class LaunchSettings(Section):
         "was 0, which is what vLLM gives when its engine core was killed.",
     )
     max_restarts: int = Field(
-        5, ge=0, description="Restarts within `restart_window_s`; when one more is needed the engine is given up."
+        5, ge=0, description="Restarts within 15 minutes; when one more is needed the engine is given up."
     )
-    restart_window_s: float = Field(900.0, gt=0, description="Time in which restarts are counted.")
-    backoff_start_s: float = Field(
-        1.0, ge=0, description="Wait before a restart; each one that the window has doubles it."
-    )
-    backoff_ceiling_s: float = Field(60.0, ge=0, description="Longest wait before a restart.")
     stop_grace_s: float = Field(
         5.0, ge=0, description="Time to end after SIGTERM; then SIGKILL for the engine and all its processes."
     )
-    kill_wait_s: float = Field(
-        30.0,
-        gt=0,
-        description="Time for killed processes to be gone; then the server goes on without, and says so.",
-    )
-    log_end_s: float = Field(
-        5.0, gt=0, description="Time to read the rest of an engine's log, once its processes are gone."
-    )
-    log_lines: int = Field(40, ge=1, le=1000, description="Last lines of the engine's log that an error repeats.")
 
     @field_validator("inherit")
     @classmethod

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
-from turnstile_server.settings.section import Port, Section
+from turnstile_server.settings.section import BoundedSection, Port
 
 _HOSTS = (
     "Host names, without ports, by which {what} may be called; `*` for every name. None: loopback names{public} "
@@ -20,36 +20,14 @@ _ORIGINS = (
 )
 
 
-class _Clients(Section):
-    """Bounds on the clients of a listener: what they may cost before they have shown a key, and how fast they must
-    be."""
+class _Clients(BoundedSection):
+    """Bounds on the clients of a listener."""
 
     max_connections: int = Field(
         2048,
         ge=1,
         description="Connections open at once, or an eighth of the process's descriptors if that is less. When "
         "all are taken, the oldest that is idle or has shown no key makes way; where none is, new ones get 503.",
-    )
-    head_timeout_s: float = Field(
-        15.0,
-        gt=0,
-        description="Time for the head of a request from its first byte, or from the opening of the connection; "
-        "then 408.",
-    )
-    max_head_bytes: int = Field(
-        64 << 10, ge=1024, description="Largest head of a request, and largest trailers; larger ones are 431."
-    )
-    max_headers: int = Field(128, ge=8, description="Headers of a request; more are 431.")
-
-    body_timeout_s: float = Field(30.0, gt=0, description="Time to receive the body of a request; then 408.")
-    body_stall_s: float = Field(
-        5.0,
-        gt=0,
-        description="Window in which a body must keep up `min_body_rate`, else 408; and time to read the rest of "
-        "a body that is refused.",
-    )
-    min_body_rate: int = Field(
-        8192, ge=1, description="Bytes a second that a body must bring on average over each `body_stall_s`."
     )
 
 
@@ -98,10 +76,6 @@ class ControlSettings(_Clients):
     max_body_bytes_total: int = Field(
         64 << 20, ge=1024, description="Bytes of the bodies of all control requests in flight; more are 429."
     )
-    max_wait_s: float = Field(60.0, gt=0, description="Longest `?wait=`; a longer one is cut to this.")
-    max_group_episodes: int = Field(
-        64, ge=1, description="Episodes that `GET /groups/{id}` shows beside each other, the newest ones."
-    )
     page_size: int = Field(
         100,
         ge=1,
@@ -109,32 +83,9 @@ class ControlSettings(_Clients):
         description="Episodes on a page of `GET /episodes`, and tasks on one of `GET /tasks`, where the request "
         "does not say.",
     )
-    window_tokens: int = Field(
-        4096, ge=1, description="Ceiling of `GET /turns/{id}/tokens?count=`, also where the request does not say."
-    )
-    found_tokens: int = Field(
-        1000,
-        ge=1,
-        description="Ceiling of `GET /turns/{id}/tokens/find?limit=`, also where the request does not say.",
-    )
-    shown_breaks: int = Field(
-        50, ge=1, description="Ceiling of `GET /episodes/{id}/breaks?limit=`, also where the request does not say."
-    )
-    reserved_descriptors: int = Field(
-        16,
-        ge=0,
-        description="Descriptors kept for connections to the control API, for when everything else has used up "
-        "the process's.",
-    )
-    heartbeat_s: float = Field(
-        15.0, gt=0, description="`GET /events` sends a comment after this long without an event."
-    )
-    send_timeout_s: float = Field(
-        30.0, gt=0, description="A client that takes no bytes of its response for this long is disconnected."
-    )
 
 
-class OpenEnvSettings(Section):
+class OpenEnvSettings(BoundedSection):
     """OpenEnv's routes on the control API."""
 
     mode: Literal["simulation", "production"] = Field(
@@ -153,18 +104,10 @@ class OpenEnvSettings(Section):
         "after 60.",
     )
     max_sockets: int = Field(1024, ge=1, description="WebSockets open at once; further ones get CAPACITY_REACHED.")
-    max_ahead: int = Field(
-        16, ge=1, description="Unanswered frames of one WebSocket; it is closed when a client sends more."
-    )
     max_sessions: int = Field(
         1024,
         ge=1,
         description="Sessions of standard MCP clients at `/mcp`; those without a running episode make way.",
-    )
-    kept: int = Field(1024, ge=1, description="Ended detached episodes whose key and step count are kept.")
-    ping_interval_s: float = Field(20.0, gt=0, description="Time between two pings on a WebSocket.")
-    ping_timeout_s: float = Field(
-        60.0, gt=0, description="A WebSocket whose client answers no ping for this long is closed."
     )
 
 
@@ -206,30 +149,6 @@ class GateSettings(_Clients):
         "count tokens included; more are 429. An episode gets at most as many as then stay free for the others.",
     )
     max_calls_per_episode: int = Field(32, ge=1, description="The same per episode; more are 429.")
-    warm_s: float = Field(
-        30.0,
-        ge=0,
-        description="An episode without a call for this long drops what it keeps to make the next call cheaper: "
-        "the parsed history, the tokens of its path in one piece. Its turns are then packed, and unpacked for "
-        "whoever reads them.",
-    )
-    trim_s: float = Field(
-        10.0,
-        ge=0,
-        description="When turns of resting episodes were packed, memory that is free goes back to the system, at "
-        "most once in so many seconds and while no call is in flight. With glibc; other C libraries do so "
-        "themselves or not at all.",
-    )
-    status_hold_s: float = Field(
-        15.0,
-        gt=0,
-        description="The HTTP status of a streamed call is withheld until the engine's first chunk, but no "
-        "longer than this.",
-    )
-    keepalive_s: float = Field(10.0, gt=0, description="A stream sends a keep-alive after this long without data.")
-    send_timeout_s: float = Field(
-        30.0, gt=0, description="A client that takes no bytes for this long counts as disconnected."
-    )
     max_record_bytes_per_episode: int = Field(
         256 << 20,
         ge=1024,
@@ -245,12 +164,6 @@ class GateSettings(_Clients):
         ge=0,
         description="When an episode ends, model calls in flight get this long to end by themselves; then they "
         "are aborted.",
-    )
-    abort_grace_s: float = Field(
-        5.0,
-        gt=0,
-        description="Time for the engine to confirm an abort and return the tokens so far; then the call is cut "
-        "off.",
     )
     idle_connection_s: float = Field(
         75.0,
@@ -269,38 +182,6 @@ class GateSettings(_Clients):
         ge=100,
         description="JSON values in the body of a model call, and in the arguments of its calls; more are refused "
         "as longer than the context.",
-    )
-    max_value_bytes: int | None = Field(
-        None,
-        ge=1024,
-        description="A model call with a larger tool, or larger arguments of one call, is refused as longer than "
-        "the context; none: 4 for each token of the context, and at least 1048576.",
-    )
-    max_messages: int = Field(
-        10_000, ge=1, description="Messages of a model call; more are refused as longer than the context."
-    )
-    inline_body_bytes: int = Field(
-        1 << 20,
-        ge=0,
-        description="Bodies of which more bytes are new are parsed in a worker thread, others on the event loop.",
-    )
-    render_threads: int = Field(
-        2,
-        ge=1,
-        description="Worker threads that render long prompts; as many calls at once count the tokens of one.",
-    )
-    huge_prompt_chars: int = Field(
-        1_000_000,
-        ge=0,
-        description="Prompts of more characters than this are rendered by `huge_prompt_threads`, so that they do "
-        "not keep the threads of other prompts.",
-    )
-    huge_prompt_threads: int = Field(1, ge=1, description="Worker threads that read and render huge prompts.")
-    inline_render_chars: int = Field(
-        20_000,
-        ge=0,
-        description="Prompts of more characters than this are rendered in a worker thread, shorter ones on the "
-        "event loop.",
     )
 
     @field_validator("public_url")

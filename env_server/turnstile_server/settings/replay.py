@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from turnstile_server.settings.section import Section
+from turnstile_server.settings.section import BoundedSection
 
 
-class ReplaySettings(Section):
+class ReplaySettings(BoundedSection):
     """Bounds of the states that an episode's work folder was in."""
 
     replay: bool = Field(
@@ -17,9 +17,6 @@ class ReplaySettings(Section):
     )
     replay_file_bytes: int = Field(
         1 << 20, ge=0, le=64 << 20, description="Replay: the content of a larger file is not recorded."
-    )
-    replay_files: int = Field(
-        5_000, ge=0, description="Replay: contents recorded of one episode; half of them before its first turn."
     )
     replay_bytes: int = Field(
         64 << 20,
@@ -32,15 +29,6 @@ class ReplaySettings(Section):
     replay_skip: tuple[str, ...] = Field(
         (".git", "__pycache__", "node_modules", ".venv"),
         description="Replay: folders of these names are not looked into.",
-    )
-    replay_wait_s: float = Field(
-        10.0,
-        gt=0,
-        description="Replay: how long a model call waits for the state after the turn before it; then that state "
-        "is missed.",
-    )
-    replays_at_once: int = Field(
-        4, ge=1, description="Replay: states taken at once, each in memory as a whole; further ones wait."
     )
     keep_replay_bytes: int = Field(
         2 << 30,

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from turnstile_server.settings.own_tools import FunctionSpec, ServerSpec
-from turnstile_server.settings.section import Section
+from turnstile_server.settings.section import BoundedSection, Section
 
 
 class SandboxSettings(Section):
@@ -168,7 +168,7 @@ class SandboxSettings(Section):
     )
 
 
-class ToolSettings(Section):
+class ToolSettings(BoundedSection):
     """The tools that agents get through the MCP endpoint."""
 
     command_timeout_s: float = Field(60.0, gt=0, description="`bash`: time for a command that names no time-out.")
@@ -182,12 +182,6 @@ class ToolSettings(Section):
         False,
         description="`bash`: keep standard error apart and show it after standard output. False: the two are one, "
         "in the order they came, as in a terminal.",
-    )
-    progress_s: float = Field(
-        1.0,
-        gt=0,
-        description="`bash` tells a client that asks for progress its latest line of output, once in so many "
-        "seconds.",
     )
     structured_results: bool = Field(
         True,
@@ -218,56 +212,9 @@ class ToolSettings(Section):
     own_timeout_s: float = Field(
         60.0, gt=0, description="Time for one call of an own tool that names no time-out; then it is stopped."
     )
-    max_body_values: int = Field(
-        10_000,
-        ge=100,
-        description="JSON values in the body of an MCP request; more are 400. They are read on the event loop.",
-    )
     own_max_timeout_s: float = Field(600.0, gt=0, description="The longest time-out that an own tool may name.")
-    own_close_timeout_s: float = Field(
-        10.0, gt=0, description="Time to close each part of the state of own tools when an episode ends."
-    )
-    own_threads: int = Field(
-        128,
-        ge=1,
-        description="Calls at once of own tools that are not async; further ones wait, within their time.",
-    )
-    own_stuck_per_episode: int = Field(
-        4, ge=1, description="Calls of one episode that outlived their time and still run; more are refused."
-    )
-    own_stuck_threads: int = Field(
-        64, ge=1, description="The same over all episodes. Python cannot stop a thread: only a restart ends them."
-    )
     mount_start_timeout_s: float = Field(
         30.0, gt=0, description="Time for a mounted MCP server to start and name its tools."
-    )
-    mount_grace_s: float = Field(
-        2.0,
-        gt=0,
-        description="Time for a mounted server to end when it is told to; then its process group is killed.",
-    )
-    mount_restart_s: float = Field(
-        1.0,
-        gt=0,
-        description="Pause before a mounted server that died is started again; doubled after each failure.",
-    )
-    mount_max_restart_s: float = Field(60.0, gt=0, description="The longest such pause.")
-    mount_max_tools: int = Field(
-        128, ge=1, description="Tools that a mounted server may name; more are a failure."
-    )
-    mount_max_notifications: int = Field(
-        10_000,
-        ge=1,
-        description="Notifications of a mounted server in ten seconds; one that sends more is cut off.",
-    )
-    mount_max_garbage_bytes: int = Field(
-        32 << 20,
-        ge=1024,
-        description="Output of a mounted server in ten seconds that is no message, or too large for a result; one "
-        "that sends more is cut off.",
-    )
-    own_max_arguments_bytes: int = Field(
-        1 << 20, ge=1024, description="Largest arguments (as JSON) that an own tool is called with."
     )
     own_max_text_chars: int = Field(
         64_000, ge=256, description="Longest text in the result of an own tool; a longer one is cut in the middle."
@@ -278,44 +225,13 @@ class ToolSettings(Section):
         description="Largest structured result of an own tool, images and other content included; a larger one is "
         "an error.",
     )
-    own_max_result_values: int = Field(
-        50_000,
-        ge=100,
-        description="JSON values in the result of a function that runs in the sandbox; more are an error. They "
-        "are read on the event loop.",
-    )
     max_calls_per_episode: int = Field(8, ge=1, description="Tool calls in flight per episode; more are refused.")
-    max_sessions_per_episode: int = Field(64, ge=1, description="MCP sessions per episode; more are refused.")
-    session_idle_s: float = Field(1800.0, gt=0, description="A session without a request for this long is closed.")
-    resume_s: float = Field(
-        10.0,
-        ge=0,
-        description="A call whose client lost its connection goes on for this long, so that the client may come "
-        "back for the result; then it is stopped. 0: it is stopped at once.",
-    )
-    retry_s: float = Field(1.0, ge=0, description="Time that clients are told to wait before they come back.")
     stream_max_s: float | None = Field(
         None,
         gt=0,
         description="The response of a call that runs longer is closed, and the client comes back for the rest: "
         "for proxies that cut long responses. None: never.",
     )
-    keep_events_s: float = Field(
-        60.0, ge=0, description="Time after a call's end for which its result can be fetched again."
-    )
-    max_events: int = Field(
-        256,
-        ge=1,
-        description="Events kept per MCP session; beyond it progress is dropped first, then old results.",
-    )
-    max_event_bytes: int = Field(1 << 20, ge=1024, description="Bytes of the events kept per MCP session.")
-    max_requests_per_episode: int = Field(
-        128, ge=1, description="MCP requests in flight per episode, open streams included; more are 429."
-    )
     max_body_bytes: int = Field(
         4 << 20, ge=1024, description="Largest body of an MCP request; a larger one is 413."
-    )
-    body_timeout_s: float = Field(30.0, gt=0, description="Time to receive the body of an MCP request; then 408.")
-    send_timeout_s: float = Field(
-        30.0, gt=0, description="A client that takes no bytes for this long counts as disconnected."
     )

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 
-from turnstile_server.settings.section import Section
+from turnstile_server.settings.section import BoundedSection
 
 MAX_WORKERS = 256
 
@@ -23,7 +23,7 @@ WorkerCount = Annotated[Annotated[int, Field(ge=1, le=MAX_WORKERS)] | Literal["a
 """``auto``: as many as this process may use cores."""
 
 
-class WorkerSettings(Section):
+class WorkerSettings(BoundedSection):
     """Worker processes ([workers](workers.md)): each is a whole server on one core, and owns its episodes. They
     have one control API."""
 
@@ -39,12 +39,8 @@ class WorkerSettings(Section):
     max_restarts: int = Field(
         5,
         ge=0,
-        description="Restarts of one worker within `restart_window_s`; when one more is needed it is given up: "
+        description="Restarts of one worker within five minutes; when one more is needed it is given up: "
         "its episodes are 503 until the server is started again.",
-    )
-    restart_window_s: float = Field(300.0, gt=0, description="Time in which restarts are counted.")
-    backoff_start_s: float = Field(
-        0.25, ge=0, description="Wait before a restart; each one that the window has doubles it."
     )
     backoff_ceiling_s: float = Field(30.0, ge=0, description="Longest wait before a restart.")
     wait_s: float = Field(
@@ -52,13 +48,4 @@ class WorkerSettings(Section):
         ge=0,
         description="A request for a worker that is being started again waits this long; then it is 503 with "
         "`Retry-After`.",
-    )
-    poll_s: float = Field(
-        0.5, gt=0, le=60, description="How often each worker is asked for its load, by which episodes are placed."
-    )
-    poll_timeout_s: float = Field(
-        5.0, gt=0, description="Time for that answer; a worker that does not give it gets no new episodes."
-    )
-    max_connections: int = Field(
-        1024, ge=1, description="Connections from the process in front to one worker, and requests at once."
     )

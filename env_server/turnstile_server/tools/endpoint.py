@@ -33,6 +33,7 @@ from turnstile_server.http.json_values import count_values, has_few_values
 from turnstile_server.http.origins import OriginRules
 from turnstile_server.http.stopping import Stopping
 from turnstile_server.settings import ToolSettings
+from turnstile_server.tools.bounds import McpBounds
 from turnstile_server.tools.progress import CallProgress
 from turnstile_server.tools.protocol import EpisodeTools, Progress, ToolDirectory, ToolResult
 from turnstile_server.tools.request import McpRequest, request_of
@@ -58,6 +59,7 @@ class McpEndpoint:
         self._directory = directory
         self._toolbox = toolbox
         self._settings = settings
+        self._bounds = settings.bounds_of(McpBounds)
         self._origins = origins
         self._intake = intake
         self._stopping = stopping
@@ -128,10 +130,10 @@ class McpEndpoint:
     @contextlib.contextmanager
     def _in_flight(self, key: str) -> Iterator[None]:
         """Bounds the requests of an episode, before a byte of their bodies is read."""
-        most = self._settings.max_requests_per_episode
+        most = self._bounds.max_requests_per_episode
         if self._requests[key] >= most:
             raise TooManyCalls(
-                f"the episode has {most} MCP requests in flight, its limit (tools.max_requests_per_episode)",
+                f"the episode has {most} MCP requests in flight, its limit",
                 retry_after_s=1.0,
             )
         self._requests[key] += 1
@@ -144,14 +146,13 @@ class McpEndpoint:
 
     async def _check_values(self, body: bytes) -> None:
         """Before the SDK reads the body, which takes up to ten microseconds of the event loop for each value."""
-        most = self._settings.max_body_values
+        most = self._bounds.max_body_values
         if has_few_values(body, most):
             return
         async with self._counting:  # the event loop serves others between two of them
             if count_values(body, most) > most:
                 raise InvalidRequest(
-                    f"the body has more than {most} JSON values (tools.max_body_values); send long data as text, "
-                    "or in parts"
+                    f"the body has more than {most} JSON values; send long data as text, or in parts"
                 )
 
     async def _serve_body(

@@ -19,6 +19,7 @@ from mcp.server.streamable_http import EventCallback, EventId, EventMessage, Eve
 from mcp_types import JSONRPCError, JSONRPCMessage, JSONRPCResponse
 
 from turnstile_server.settings import ToolSettings
+from turnstile_server.tools.bounds import McpBounds
 
 
 @dataclass(eq=False, slots=True)
@@ -66,7 +67,7 @@ class SessionEvents:
     """The events of one session."""
 
     def __init__(self, settings: ToolSettings) -> None:
-        self._settings = settings
+        self._bounds = settings.bounds_of(McpBounds)
         self._prefix = secrets.token_hex(6)
         self._streams: dict[int, ResumableStream] = {}
         self._open: dict[StreamId, ResumableStream] = {}
@@ -135,7 +136,7 @@ class SessionEvents:
                     return
                 await changed.wait()
         finally:
-            stream.detach(self._settings.resume_s)
+            stream.detach(self._bounds.resume_s)
 
     def stop_calls(self) -> None:
         for stream in self._streams.values():
@@ -157,12 +158,11 @@ class SessionEvents:
         return None if stream is None or int(number) > stream.stored else (stream, int(number))
 
     def _trim(self) -> None:
-        settings = self._settings
-        expired = anyio.current_time() - settings.keep_events_s
+        expired = anyio.current_time() - self._bounds.keep_events_s
         for stream in [*self._streams.values()]:
             if stream.ended_at is not None and stream.ended_at < expired and not stream.carriers:
                 self._forget(stream.index)
-        while len(self._kept) > settings.max_events or self._bytes > settings.max_event_bytes:
+        while len(self._kept) > self._bounds.max_events or self._bytes > self._bounds.max_event_bytes:
             at = next((at for at, kept in self._kept.items() if not kept.is_response), next(iter(self._kept)))
             if self._kept[at].is_response:
                 self._forget(at[0])

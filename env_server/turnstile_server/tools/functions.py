@@ -19,6 +19,7 @@ from turnstile_server.tools.arguments import (
     ReadFileArguments,
     WriteFileArguments,
 )
+from turnstile_server.tools.bounds import McpBounds
 from turnstile_server.tools.progress import run_reporting
 from turnstile_server.tools.protocol import Progress, ToolResult, WrongArguments
 from turnstile_server.tools.results import BashResult, EditFileResult, ReadFileResult, WriteFileResult
@@ -101,7 +102,7 @@ async def bash(
         timeout_s=timeout_s,
         max_output_bytes=settings.max_output_chars * _UTF8_BYTES,
     )
-    result = await run_reporting(sandbox, command, progress, settings.progress_s)
+    result = await run_reporting(sandbox, command, progress, settings.bounds_of(McpBounds).progress_s)
     # Before it runs anything, bash reports a syntax error of the first line to standard error.
     output = decoded(result.stdout + result.stderr)
     chars, dropped = settings.max_output_chars, result.dropped_bytes

@@ -15,6 +15,7 @@ import anyio
 
 from turnstile_server.errors import TurnstileError
 from turnstile_server.settings import ToolSettings
+from turnstile_server.tools.bounds import McpBounds
 from turnstile_server.tools.functions import cut_middle
 from turnstile_server.tools.protocol import (
     EpisodeTools,
@@ -61,11 +62,9 @@ def described(error: BaseException) -> str:
 
 
 def _check_arguments(spec: ToolSpec, arguments: Mapping[str, Any], settings: ToolSettings) -> None:
-    size = _json_size(arguments)
-    if size > settings.own_max_arguments_bytes:
-        raise WrongArguments(
-            f"the arguments for {spec.name} have {size} bytes; the most is {settings.own_max_arguments_bytes}"
-        )
+    size, most = _json_size(arguments), settings.bounds_of(McpBounds).own_max_arguments_bytes
+    if size > most:
+        raise WrongArguments(f"the arguments for {spec.name} have {size} bytes; the most is {most}")
     problem = schema_problem(spec.input_schema, arguments)
     if problem is not None:
         takes = ", ".join(spec.input_schema.get("properties", {})) or "no arguments"

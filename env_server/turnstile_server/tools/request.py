@@ -1,7 +1,7 @@
 """One HTTP request to the MCP endpoint: its body was read before, its sender is watched.
 
 Holds: a tool call outlives its request only where the client can come back for it, that is where it got the id of
-an event of the call's stream; and then for ``tools.resume_s`` at most (``events.py``). Otherwise it is stopped
+an event of the call's stream; and then for ``resume_s`` at most (``events.py``). Otherwise it is stopped
 when the sender hangs up or takes no bytes, and always when the episode ends.
 """
 
@@ -16,7 +16,9 @@ import anyio
 from mcp_types import LoggingLevel
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from turnstile_server.http.bounds import ListenerBounds
 from turnstile_server.settings import ToolSettings
+from turnstile_server.tools.bounds import McpBounds
 from turnstile_server.tools.events import ResumableStream, SessionEvents
 from turnstile_server.tools.protocol import EpisodeTools
 
@@ -55,7 +57,8 @@ class McpRequest:
         self.parked = False
         """Its stream was closed while a call runs; the client comes back for the rest."""
         self._settings = settings
-        self._resumable = resumes and settings.resume_s > 0
+        self._resume_s = settings.bounds_of(McpBounds).resume_s
+        self._resumable = resumes and self._resume_s > 0
         """The client has the id of an event."""
         self._serving = anyio.CancelScope()
         self._calls: set[anyio.CancelScope] = set()
@@ -85,12 +88,12 @@ class McpRequest:
         async def put(message: MutableMapping[str, Any]) -> None:
             self.started = True
             self.completed = message["type"] == "http.response.body" and not message.get("more_body", False)
-            with anyio.move_on_after(self._settings.send_timeout_s) as sending:
+            with anyio.move_on_after(self._settings.bounds_of(ListenerBounds).send_timeout_s) as sending:
                 await send(message)
             if sending.cancelled_caught:
                 self._leave()
             elif self.session is not None and _EVENT_ID.search(message.get("body", b"")):
-                self._resumable = self._settings.resume_s > 0
+                self._resumable = self._resume_s > 0
 
         try:
             with self._serving:
@@ -130,7 +133,7 @@ class McpRequest:
                     stream.calls.discard(scope)
                     if stream in self._streams:
                         self._streams.discard(stream)
-                        stream.detach(self._settings.resume_s)
+                        stream.detach(self._resume_s)
 
     async def _park(self) -> None:
         """Closes the response of a call that runs long, so that no proxy has to keep it open."""
@@ -151,7 +154,7 @@ class McpRequest:
         self._serving.cancel()
         streams, self._streams = self._streams, set()
         for stream in streams:
-            stream.detach(self._settings.resume_s)
+            stream.detach(self._resume_s)
 
     def _stop(self) -> None:
         self._over = True

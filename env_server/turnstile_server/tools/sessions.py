@@ -20,6 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from turnstile_server.errors import Gone, InvalidRequest
 from turnstile_server.settings import ToolSettings
+from turnstile_server.tools.bounds import McpBounds
 from turnstile_server.tools.events import CURRENT_EVENTS, CurrentSessionStore
 from turnstile_server.tools.protocol import EpisodeTools
 from turnstile_server.tools.request import McpRequest, McpSession
@@ -30,14 +31,15 @@ _MS_PER_S = 1000
 class EpisodeSessions:
     def __init__(self, server: Server[Any], settings: ToolSettings) -> None:
         self._settings = settings
+        self._bounds = settings.bounds_of(McpBounds)
         self._manager = StreamableHTTPSessionManager(
             server,
             event_store=CurrentSessionStore(),
-            retry_interval=int(settings.retry_s * _MS_PER_S),
+            retry_interval=int(self._bounds.retry_s * _MS_PER_S),
             json_response=False,
-            session_idle_timeout=settings.session_idle_s,
+            session_idle_timeout=self._bounds.session_idle_s,
             max_request_body_size=settings.max_body_bytes,
-            max_sessions=settings.max_sessions_per_episode,
+            max_sessions=self._bounds.max_sessions_per_episode,
         )
         self._sessions: dict[str, McpSession] = {}
         """By the SDK's session id."""
@@ -81,7 +83,7 @@ class EpisodeSessions:
         if session is not None and resumed and not session.events.knows(resumed):
             raise InvalidRequest(
                 f"the stream of event {resumed[:100]!r} cannot be resumed: it is of another session, or its "
-                "result is no longer kept (tools.keep_events_s, tools.max_events, tools.max_event_bytes)"
+                "result is no longer kept"
             )
         request = McpRequest(episode, session, self._settings, resumes=bool(resumed))
         self._requests.add(request)
@@ -144,7 +146,7 @@ class EpisodeSessions:
 
     def _forget_idle(self) -> None:
         """Drops what is known of sessions that the SDK has closed, as it says nothing of it."""
-        idle_since = anyio.current_time() - self._settings.session_idle_s
+        idle_since = anyio.current_time() - self._bounds.session_idle_s
         for session_id, session in list(self._sessions.items()):
             if not session.requests and not session.events.calls_running and session.used_at < idle_since:
                 del self._sessions[session_id]

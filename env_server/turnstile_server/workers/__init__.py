@@ -14,4 +14,5 @@ In reading order:
 - ``sockets``: WebSockets. ``engine_control``: what a trainer does to the engines that all workers share.
   ``shared_engine``: an engine that is started once for all.
 - ``agent_router``: one port for all agents.
+- ``bounds``: the constants.
 """

@@ -23,6 +23,7 @@ from starlette.types import ASGIApp
 from turnstile_server.control.agent_address import loopback_url
 from turnstile_server.control.auth import load_control_key
 from turnstile_server.data_dir import WORKERS
+from turnstile_server.episodes.bounds import EpisodeBounds
 from turnstile_server.episodes.broadcast import Broadcast
 from turnstile_server.errors import StartupError, TurnstileError
 from turnstile_server.http.listeners import bind, url_of
@@ -131,7 +132,8 @@ async def join_workers(
     for link in links:
         stack.push_async_callback(link.close)
     crew = Crew(links, settings.workers)
-    limits = (settings.episodes.max_subscribers, settings.episodes.subscriber_queue, settings.episodes.kept_events)
+    bounds = settings.episodes.bounds_of(EpisodeBounds)
+    limits = (bounds.max_subscribers, bounds.subscriber_queue, bounds.kept_events)
     broadcast = Broadcast(*limits)
     stack.callback(broadcast.close)
     events, engine = JoinedEvents(broadcast, crew.owners), CrewEngines(crew, settings.engine.kind)

@@ -25,6 +25,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 from turnstile_server.child_processes import send_signal
 from turnstile_server.errors import StartupError
 from turnstile_server.settings import WorkerSettings
+from turnstile_server.workers.bounds import WorkerBounds
 from turnstile_server.workers.orders import WorkerOrders
 from turnstile_server.workers.worker import PARENT
 
@@ -105,7 +106,7 @@ class WorkerChild:
             if delay_s is None:
                 self.given_up = (
                     f"worker {self.number} was started again {self.settings.max_restarts} times within "
-                    f"workers.restart_window_s ({self.settings.restart_window_s:g} s), which is "
+                    f"{self.settings.bounds_of(WorkerBounds).restart_window_s:g} s, which is "
                     "workers.max_restarts; its episodes can be read when the server is started again"
                 )
                 _LOG.error("%s", self.given_up)
@@ -125,12 +126,13 @@ class WorkerChild:
     def _delay(self, now: float) -> float | None:
         """Seconds to wait before the next restart; None: there were too many. ``now``: monotonic."""
         settings, restarts = self.settings, self._restarts
-        while restarts and restarts[0] <= now - settings.restart_window_s:
+        bounds = settings.bounds_of(WorkerBounds)
+        while restarts and restarts[0] <= now - bounds.restart_window_s:
             restarts.popleft()
         if len(restarts) >= settings.max_restarts:
             return None
         restarts.append(now)
-        return float(min(settings.backoff_start_s * 2.0 ** min(len(restarts) - 1, 60), settings.backoff_ceiling_s))
+        return float(min(bounds.backoff_start_s * 2.0 ** min(len(restarts) - 1, 60), settings.backoff_ceiling_s))
 
     async def _spawned(self) -> Process:
         command = [sys.executable, "-m", "turnstile_server.workers.worker"]

@@ -14,6 +14,7 @@ import anyio
 
 from turnstile_server.errors import TurnstileError
 from turnstile_server.settings import WorkerSettings
+from turnstile_server.workers.bounds import WorkerBounds
 from turnstile_server.workers.link import WorkerLink, WorkerRestarting
 from turnstile_server.workers.ownership import Ownership
 from turnstile_server.workers.placement import LeastBusy
@@ -31,7 +32,7 @@ class Crew:
         """Those that play episodes."""
         self.owners = Ownership()
         self.placement = LeastBusy([link.number for link in self.workers])
-        self._settings = settings
+        self._bounds = settings.bounds_of(WorkerBounds)
         self._by_number = {link.number: link for link in links}
 
     def link(self, number: int) -> WorkerLink:
@@ -113,7 +114,7 @@ class Crew:
     async def watch(self) -> None:
         """Asks the workers for their load, until cancelled."""
         while True:
-            await anyio.sleep(self._settings.poll_s)
+            await anyio.sleep(self._bounds.poll_s)
             async with anyio.create_task_group() as tasks:
                 for link in self.workers:
                     tasks.start_soon(self._ask, link)
@@ -126,7 +127,7 @@ class Crew:
             return
         asked = self.placement.loads[link.number].placed
         state = None
-        with anyio.move_on_after(self._settings.poll_timeout_s):
+        with anyio.move_on_after(self._bounds.poll_timeout_s):
             try:
                 state = await link.json("/register/state")
             except TurnstileError as error:

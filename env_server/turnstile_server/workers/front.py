@@ -19,10 +19,12 @@ from starlette.types import ASGIApp
 from turnstile.models import CLIENT_ID_PATTERN, LeaseState, LeaseTerm, LiveReport
 from turnstile_server.control.app import build_control_app
 from turnstile_server.control.body import JSON, read_model
+from turnstile_server.control.bounds import ControlBounds
 from turnstile_server.control.events import build_event_router
 from turnstile_server.control.openenv.routes import SESSION_HEADER
 from turnstile_server.control.overview_routes import build_overview_router
 from turnstile_server.control.viewer_routes import build_viewer_router
+from turnstile_server.episodes.bounds import EpisodeBounds
 from turnstile_server.episodes.group_view import GroupView
 from turnstile_server.episodes.register_routes import PREFIX
 from turnstile_server.errors import NotFound
@@ -69,9 +71,9 @@ class _Template:
 
 def build_front(parts: FrontParts) -> ASGIApp:
     settings = parts.settings.control
-    threads = anyio.CapacityLimiter(parts.settings.episodes.export_threads)
+    threads = anyio.CapacityLimiter(parts.settings.episodes.bounds_of(EpisodeBounds).export_threads)
     overview = JoinedOverview(parts.crew, threads)
-    groups = GroupView(overview, overview.samples, threads, settings.max_group_episodes)
+    groups = GroupView(overview, overview.samples, threads, settings.bounds_of(ControlBounds).max_group_episodes)
     creations = Creations(parts.crew, trust_forwarded=settings.trust_forwarded)
     routers = [
         _own_router(parts),

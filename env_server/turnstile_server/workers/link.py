@@ -20,6 +20,7 @@ from yarl import URL
 
 from turnstile_server.errors import TurnstileError, error_of_type
 from turnstile_server.settings import WorkerSettings
+from turnstile_server.workers.bounds import WorkerBounds
 from turnstile_server.workers.child import WorkerChild
 
 _SKIPPED = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
@@ -43,6 +44,7 @@ class WorkerLink:
         self.number = child.number
         self.path = path
         self._settings = settings
+        self._bounds = settings.bounds_of(WorkerBounds)
         self._key = key
         self._session: aiohttp.ClientSession | None = None
 
@@ -50,7 +52,7 @@ class WorkerLink:
     def session(self) -> aiohttp.ClientSession:
         """Connections to the worker. Used in the event loop only."""
         if self._session is None:
-            connector = aiohttp.UnixConnector(str(self.path), limit=self._settings.max_connections)
+            connector = aiohttp.UnixConnector(str(self.path), limit=self._bounds.max_connections)
             self._session = self.made_session(connector)
         return self._session
 

@@ -13,6 +13,7 @@ from typing import Any
 import anyio
 import numpy as np
 
+from bounded import bounded
 from turnstile.models import Int32Array, PauseMode, WeightSpan
 from turnstile_server.engines.fleet.fleet import Fleet
 from turnstile_server.engines.protocol import (
@@ -182,7 +183,8 @@ class ToldEngine(Engine):
         return [said[1:] for said in self.said if said[0] == name]
 
 
-QUICK = FleetSettings(
+QUICK = bounded(
+    FleetSettings,
     health_interval_s=0.02,
     load_interval_s=0.02,
     catch_up_s=0.02,

@@ -6,6 +6,8 @@ import anyio
 import pytest
 from fleet_support import QUICK, Said, ToldEngine, running, statuses
 
+from bounded import rebounded
+from turnstile_server.engines.fleet.bounds import FleetBounds
 from turnstile_server.engines.protocol import EngineLoad
 from turnstile_server.errors import (
     EngineUnavailable,
@@ -84,7 +86,7 @@ async def test_with_keep_a_generation_that_is_cut_ends_with_what_it_has() -> Non
 
 async def test_a_generation_is_resumed_a_bounded_number_of_times() -> None:
     engine, said = ToldEngine(), Said()
-    twice = QUICK.model_copy(update={"max_resumes": 2})
+    twice = rebounded(QUICK, max_resumes=2)
     async with running(engine, settings=twice) as fleet, anyio.create_task_group() as tasks:
         tasks.start_soon(lambda: said.run(fleet, 100_000))
         await said.begun.wait()
@@ -220,7 +222,7 @@ async def test_a_worker_that_flaps_is_tried_a_bounded_number_of_times() -> None:
         engine.fails["generate"] = EngineUnavailable("it broke again")
         await said.run(fleet, 3)
     assert isinstance(said.error, EngineUnavailable)
-    assert len(engine.asked("generate")) == 1 + QUICK.failovers
+    assert len(engine.asked("generate")) == 1 + FleetBounds().failovers
 
 
 async def test_an_engine_that_says_it_is_full_lives_and_is_given_less() -> None:
@@ -242,9 +244,12 @@ async def test_a_call_that_has_waited_for_its_worker_goes_elsewhere_before_one_t
     engines = ToldEngine(), ToldEngine()
     for engine in engines:
         engine.told_load = EngineLoad(1, 0, 0.1, 0)
-    one_each = QUICK.model_copy(
-        update={"start_calls": 1, "min_calls": 1, "move_after_s": 0.05}
-        | {"load_interval_s": 60.0, "health_interval_s": 60.0}
+    one_each = rebounded(
+        QUICK,
+        **(
+            {"start_calls": 1, "min_calls": 1, "move_after_s": 0.05}
+            | {"load_interval_s": 60.0, "health_interval_s": 60.0}
+        ),
     )
     first, waits, new = Said(), Said(), Said()
     async with running(*engines, settings=one_each) as fleet, anyio.create_task_group() as tasks:
@@ -277,7 +282,7 @@ async def test_more_calls_than_may_wait_are_refused() -> None:
 async def test_a_full_worker_holds_calls_back_and_its_limit_is_never_passed() -> None:
     engine = ToldEngine()
     engine.told_load = EngineLoad(2, 5, 0.5, 0)  # so the limit stays at what runs, and one
-    few = QUICK.model_copy(update={"start_calls": 3})
+    few = rebounded(QUICK, start_calls=3)
     calls = [Said() for _ in range(20)]
     most = 0
 

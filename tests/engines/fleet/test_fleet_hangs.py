@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from fleet_support import QUICK, Said, ToldEngine, running, statuses
 
+from bounded import rebounded
 from turnstile_server.engines.fleet.call import FleetCall
 from turnstile_server.engines.fleet.limit import WorkerLimit
 from turnstile_server.engines.fleet.window import EpisodeWindow
@@ -20,7 +21,7 @@ from waiting import wait_until
 
 pytestmark = pytest.mark.anyio
 
-HURRY = QUICK.model_copy(update={"health_timeout_s": 0.05, "health_failures": 2, "hang_s": 0.2})
+HURRY = rebounded(QUICK, health_timeout_s=0.05, health_failures=2, hang_s=0.2)
 
 
 HOW = ["hangs", "deaf", "stuck_at"]

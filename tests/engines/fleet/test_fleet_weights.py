@@ -9,6 +9,7 @@ import anyio
 import pytest
 from fleet_support import QUICK, Said, ToldEngine, fleet_of, running, statuses
 
+from bounded import rebounded
 from turnstile_server.engines.protocol import EngineState
 from turnstile_server.engines.weights import TensorBucket, WeightGroup
 from turnstile_server.errors import (
@@ -150,7 +151,7 @@ async def test_an_update_that_is_cancelled_before_its_first_piece_leaves_the_old
     assert set(said.versions) == {"v0"}
 
 
-UNCHECKED = QUICK.model_copy(update={"health_interval_s": 60.0})
+UNCHECKED = rebounded(QUICK, health_interval_s=60.0)
 """No health check puts right what an update says of its workers."""
 
 
@@ -260,7 +261,7 @@ async def test_a_sleeping_engine_that_cannot_be_reached_says_so_until_it_can() -
 async def test_a_late_answer_puts_no_engine_to_sleep_that_was_found_gone(late: EngineState) -> None:
     """The health checks ask, and so does each ``GET /engine``."""
     engine, asked, answered = ToldEngine(), anyio.Event(), anyio.Event()
-    unwatched = QUICK.model_copy(update={"health_interval_s": 60.0})
+    unwatched = rebounded(QUICK, health_interval_s=60.0)
 
     async def answer_late() -> EngineState:
         asked.set()

@@ -21,6 +21,7 @@ from openenv.core.env_server.mcp_types import Tool, ToolError, ToolErrorType
 from openenv.core.env_server.types import EnvironmentMetadata
 
 from turnstile.models import CompletionRequest, Episode, EpisodeCreated, EpisodeStatus
+from turnstile_server.control.bounds import ControlBounds
 from turnstile_server.control.openenv.agent_calls import EpisodeToolCalls, ModelCalls, ToolAnswer
 from turnstile_server.control.openenv.parts import OpenEnvParts, metadata
 from turnstile_server.control.openenv.task_choice import TaskChoice
@@ -338,7 +339,8 @@ class TurnstileEnvironment(Environment[TurnstileAction, TurnstileObservation, Tu
         return self._seen
 
     def _bounded(self, asked_s: float | None) -> float:
-        return min(asked_s, self._parts.control.max_wait_s) if asked_s is not None else self._parts.settings.wait_s
+        most = self._parts.control.bounds_of(ControlBounds).max_wait_s
+        return min(asked_s, most) if asked_s is not None else self._parts.settings.wait_s
 
     def _key(self, what: str) -> str:
         if self._created is None:

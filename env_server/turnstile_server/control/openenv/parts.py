@@ -11,7 +11,7 @@ from starlette.types import ASGIApp
 from turnstile_server.control.agent_address import AgentAddress
 from turnstile_server.control.protocol import EpisodeService
 from turnstile_server.control.trainer_sampling import TrainerSampling
-from turnstile_server.settings import ControlSettings, OpenEnvSettings
+from turnstile_server.settings import Bounds, ControlSettings, OpenEnvSettings
 from turnstile_server.tasks.catalog import TaskCatalog
 from turnstile_server.tools.protocol import ToolDirectory
 from turnstile_server.tools.toolbox import Toolbox
@@ -25,6 +25,16 @@ PRODUCTION = "this server is in production mode (openenv.mode), which has tools 
 def metadata() -> dict[str, str]:
     """Answer to ``GET /metadata``: name, description and version of the environment."""
     return {"name": NAME, "description": DESCRIPTION, "version": version("turnstile-rl")}
+
+
+@dataclass(frozen=True)
+class OpenEnvBounds(Bounds):
+    """Bounds of OpenEnv's routes that are constants."""
+
+    max_ahead: int = 16
+    """Unanswered frames of one WebSocket; it is closed when a client sends more."""
+    kept: int = 1024
+    """Ended detached episodes whose key and step count are kept."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from turnstile_server.control.openenv.environment import TurnstileEnvironment
 from turnstile_server.control.openenv.frames import FrameProtocol
 from turnstile_server.control.openenv.jsonrpc import JsonRpc, RpcProtocol, RpcSession
 from turnstile_server.control.openenv.mcp_sessions import McpSessions
-from turnstile_server.control.openenv.parts import OpenEnvParts
+from turnstile_server.control.openenv.parts import OpenEnvBounds, OpenEnvParts
 from turnstile_server.control.openenv.socket import BoundedSocket, MessageT, SocketLimits, SocketProtocol
 from turnstile_server.control.openenv.task_choice import TaskChoice, TaskOrder
 from turnstile_server.control.openenv.wire import (
@@ -28,6 +28,7 @@ from turnstile_server.control.openenv.wire import (
     serialise,
 )
 from turnstile_server.errors import Unprocessable
+from turnstile_server.http.bounds import ListenerBounds
 
 
 class StepRequest(BaseModel):
@@ -92,15 +93,15 @@ class OpenEnvServer:
         self._parts = parts
         self._production = parts.settings.mode == "production"
         self._order = TaskOrder(parts.tasks)
-        self._detached = DetachedEpisodes(parts.settings.kept)
+        self._detached = DetachedEpisodes(parts.settings.bounds_of(OpenEnvBounds).kept)
         self._sessions = McpSessions(parts.settings.max_sessions)
         self._rpc = JsonRpc(self._find)
         self._sockets = 0
         self._limits = SocketLimits(
             parts.control.max_body_bytes,
             parts.control.max_body_values,
-            parts.settings.max_ahead,
-            parts.control.send_timeout_s,
+            parts.settings.bounds_of(OpenEnvBounds).max_ahead,
+            parts.control.bounds_of(ListenerBounds).send_timeout_s,
         )
 
     # HTTP

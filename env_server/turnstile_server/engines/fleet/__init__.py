@@ -8,5 +8,6 @@ what these decide with, all of it pure:
 - ``completion``: parts of a completion that was cut, joined exactly.
 
 ``worker`` is one engine and its state, ``roster`` all of them: health, joining, draining, fencing. ``pauses`` and
-``updates`` hold calls and bring new weights to all workers. ``build`` makes a fleet from the settings.
+``updates`` hold calls and bring new weights to all workers. ``build`` makes a fleet from the settings. ``bounds``
+has the constants.
 """

@@ -21,6 +21,7 @@ from typing import Final
 import anyio
 
 from turnstile.models import Int32Array
+from turnstile_server.engines.fleet.bounds import FleetBounds
 from turnstile_server.engines.fleet.call import FleetCall
 from turnstile_server.engines.fleet.completion import Decode, JoinedCompletion
 from turnstile_server.engines.fleet.placement import Placement
@@ -60,9 +61,10 @@ class FleetCalls:
         self._roster = roster
         self._placement = placement
         self._settings = settings
+        self._bounds = settings.bounds_of(FleetBounds)
         self._decode = decode
-        self._queue = CallQueue(settings.starving_s)
-        self._prefixes = PrefixMemory(settings.remembered_episodes)
+        self._queue = CallQueue(self._bounds.starving_s)
+        self._prefixes = PrefixMemory(self._bounds.remembered_episodes)
         self._calls: dict[str, FleetCall] = {}
         self._look_at = math.inf
         """When a call that waits may leave its own worker, and has not been looked at since (monotonic
@@ -209,7 +211,7 @@ class FleetCalls:
             return joined.ended("abort")
         if joined.budget_left <= 0:
             return joined.ended("length")
-        if self._settings.on_abort == "keep" or joined.parts > self._settings.max_resumes:
+        if self._settings.on_abort == "keep" or joined.parts > self._bounds.max_resumes:
             return joined.ended("abort", kept=True)
         joined.cut(seen=call.seen)
         self.counts.resumed += 1
@@ -241,13 +243,13 @@ class FleetCalls:
         was_serving = worker.serving
         if was_serving and not busy:
             self._roster.down(worker, error.message)
-        if call.aborted or call.seen or self._closed or call.failovers >= self._settings.failovers:
+        if call.aborted or call.seen or self._closed or call.failovers >= self._bounds.failovers:
             raise error
         call.failovers += 1
         self.counts.failed_over += 1
         log.warning("engine %s failed a call, which is sent again: %s", worker.worker_id, error.message)
         if busy:
-            await anyio.sleep(self._settings.busy_pause_s * 2 ** (call.failovers - 1))
+            await anyio.sleep(self._bounds.busy_pause_s * 2 ** (call.failovers - 1))
         elif was_serving:
             await self._roster.check(worker)  # it may live, or be gone for good
 
@@ -345,7 +347,7 @@ class FleetCalls:
 
     def _move_at(self, ticket: Ticket) -> float:
         """When the call has waited long enough for its own worker."""
-        return ticket.queued_at + self._settings.move_after_s
+        return ticket.queued_at + self._bounds.move_after_s
 
     def _chosen(self, ticket: Ticket, calls: dict[str, int], room: dict[str, int], now: float) -> str | None:
         """The worker that the call goes to now; None: it waits for its own."""

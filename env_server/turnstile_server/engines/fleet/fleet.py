@@ -13,6 +13,7 @@ from anyio.abc import TaskGroup
 
 from turnstile.models import Float32Array, Int32Array, PauseMode
 from turnstile_server.engines.admin import EngineAdmin
+from turnstile_server.engines.fleet.bounds import FleetBounds
 from turnstile_server.engines.fleet.calls import FleetCalls
 from turnstile_server.engines.fleet.completion import Decode
 from turnstile_server.engines.fleet.limit import WorkerLimit
@@ -68,7 +69,8 @@ class Fleet(Engine, EngineAdmin):
         self._watching: TaskGroup | None = None
         self._first = [self._new_worker(url, engine) for url, engine in first]
         self.roster = Roster(settings, versions)
-        self.placement = placement or Placement(settings.load_factor, settings.remembered_episodes)
+        bounds = settings.bounds_of(FleetBounds)
+        self.placement = placement or Placement(bounds.load_factor, bounds.remembered_episodes)
         self.calls = FleetCalls(self.roster, self.placement, settings, decode)
         self.roster.on_change = self.calls.roster_changed
         self._pauses = FleetPauses(self.roster, settings)
@@ -118,16 +120,16 @@ class Fleet(Engine, EngineAdmin):
 
     def _new_worker(self, url: str | None, engine: Engine) -> Worker:
         self._numbers += 1
-        settings = self._settings
+        settings, bounds = self._settings, self._settings.bounds_of(FleetBounds)
         limit = WorkerLimit(
-            start=settings.start_calls,
-            floor=settings.min_calls,
+            start=bounds.start_calls,
+            floor=bounds.min_calls,
             ceiling=self._max_calls,
             adaptive=settings.adaptive,
         )
         window = EpisodeWindow(
-            floor=settings.min_episodes,
-            idle_s=settings.idle_episode_s,
+            floor=bounds.min_episodes,
+            idle_s=bounds.idle_episode_s,
             fill=settings.cache_fill,
             adaptive=settings.adaptive,
         )

@@ -14,6 +14,7 @@ from typing import Literal
 
 import anyio
 
+from turnstile_server.engines.fleet.bounds import FleetBounds
 from turnstile_server.engines.fleet.worker import Worker
 from turnstile_server.engines.protocol import EngineState
 from turnstile_server.engines.versions import WeightVersions
@@ -44,6 +45,7 @@ class Roster:
         """Those that were unloaded: no call may name them, and a worker that was not there then may still have
         them."""
         self._settings = settings
+        self._bounds = settings.bounds_of(FleetBounds)
         self._workers: dict[str, Worker] = {}
         self._holds: dict[HoldReason, float] = {}
         self._released_at = 0.0
@@ -116,7 +118,7 @@ class Roster:
         """It does not answer."""
         worker.gone = gone
         worker.adapters.clear()  # it may have been started anew when it answers again
-        worker.failures = self._settings.health_failures
+        worker.failures = self._bounds.health_failures
         self._set(worker, "down", detail)
 
     def drain(self, worker: Worker) -> None:
@@ -195,17 +197,16 @@ class Roster:
 
     async def watch(self) -> None:
         """Asks busy workers for their load, and all for their health, until cancelled."""
-        settings = self._settings
         health_at = catch_up_at = anyio.current_time()
         while True:
-            await anyio.sleep(min(settings.load_interval_s, settings.health_interval_s))
+            await anyio.sleep(min(self._bounds.load_interval_s, self._bounds.health_interval_s))
             now = anyio.current_time()
             await self.each([worker for worker in self.serving if worker.calls], self.measure)
             if now >= health_at:
-                health_at = now + settings.health_interval_s
+                health_at = now + self._bounds.health_interval_s
                 await self.each(self.workers, self.check)
             if now >= catch_up_at:
-                catch_up_at = now + settings.catch_up_s
+                catch_up_at = now + self._bounds.catch_up_s
                 await self.each([worker for worker in self.workers if worker.status == "fenced"], self.catch_up)
             self.on_change()  # calls that wait for their own worker may have waited long enough
 
@@ -214,7 +215,7 @@ class Roster:
         Raises the engine's errors."""
         asked_at = anyio.current_time()
         silent_since: float | None = asked_at
-        with suppress(EngineTimeout), anyio.move_on_after(self._settings.health_timeout_s):
+        with suppress(EngineTimeout), anyio.move_on_after(self._bounds.health_timeout_s):
             worker.load = await worker.engine.load()
             silent_since = self._stale_since(worker)
         if silent_since is not None and not self._may_be_silent:
@@ -231,7 +232,7 @@ class Roster:
     def _stale_since(self, worker: Worker) -> float | None:
         """Since when its scheduler, which is said to be busy, has told nothing of itself; None: it tells."""
         age_s = None if worker.load is None else worker.load.age_s
-        if age_s is None or age_s <= self._settings.health_timeout_s:
+        if age_s is None or age_s <= self._bounds.health_timeout_s:
             return None
         since = anyio.current_time() - age_s
         return max(since, worker.busy_since, self._released_at) if worker.calls else since
@@ -248,7 +249,7 @@ class Roster:
         if worker.status in ("asleep", "joining"):
             return
         asked_at, excused, state = anyio.current_time(), self._may_be_silent, None
-        with anyio.move_on_after(self._settings.health_timeout_s):
+        with anyio.move_on_after(self._bounds.health_timeout_s):
             state = await worker.engine.state()
         if state is None or not state.ok:
             self._failed(worker, state, None if excused or self._may_be_silent else asked_at)
@@ -269,7 +270,7 @@ class Roster:
         """One that is gone for good is down. One that only does not answer is left asleep, and says so: it may
         come back as it was, and waking it says what it has."""
         state = None
-        with anyio.move_on_after(self._settings.health_timeout_s):
+        with anyio.move_on_after(self._bounds.health_timeout_s):
             state = await worker.engine.state()
         if self.lock.locked() or worker.status != "asleep":
             return  # a check that was asked later may have found meanwhile that it is gone
@@ -283,9 +284,9 @@ class Roster:
         else:
             worker.failures += 1
             detail = self._unanswered(state)
-            if worker.failures == self._settings.health_failures:
+            if worker.failures == self._bounds.health_failures:
                 log.warning("engine %s is asleep and may be gone: %s", worker.worker_id, detail)
-            if worker.failures >= self._settings.health_failures:
+            if worker.failures >= self._bounds.health_failures:
                 self.asleep(worker, detail)
 
     def _failed(self, worker: Worker, state: EngineState | None, asked_at: float | None) -> None:
@@ -296,11 +297,11 @@ class Roster:
         worker.failures += 1
         if state is not None and state.gone:
             self.down(worker, detail, gone=True)
-        elif worker.failures >= self._settings.health_failures and worker.status != "draining":
+        elif worker.failures >= self._bounds.health_failures and worker.status != "draining":
             self.down(worker, detail)
 
     def _unanswered(self, state: EngineState | None) -> str:
-        return f"it did not answer within {self._settings.health_timeout_s:g} s" if state is None else state.detail
+        return f"it did not answer within {self._bounds.health_timeout_s:g} s" if state is None else state.detail
 
     def _told(self, worker: Worker, version: str | None) -> None:
         """``version``: what the engine says that it has; None: it does not know."""

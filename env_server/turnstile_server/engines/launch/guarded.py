@@ -24,6 +24,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 
 from turnstile_server.child_processes import send_signal, start_process
 from turnstile_server.engines.child_log import ChildLog
+from turnstile_server.engines.launch.bounds import LaunchBounds
 from turnstile_server.engines.launch.command import LaunchCommand
 from turnstile_server.errors import StartupError
 from turnstile_server.settings import LaunchSettings
@@ -60,6 +61,7 @@ class GuardedProcess:
         self._guardian = guardian
         self._status = status
         self._settings = settings
+        self._bounds = settings.bounds_of(LaunchBounds)
 
     @property
     def guardian_pid(self) -> int:
@@ -84,14 +86,13 @@ class GuardedProcess:
         """
         with anyio.CancelScope(shield=True):
             await self._tell(b"stop\n")
-            with anyio.move_on_after(self._settings.stop_grace_s + self._settings.kill_wait_s):
+            with anyio.move_on_after(self._settings.stop_grace_s + self._bounds.kill_wait_s):
                 await self._guardian.wait()
             if self._guardian.returncode is None:
                 log.error(
-                    "processes of the engine %d are left: they did not end within launch.kill_wait_s (%g s) after "
-                    "SIGKILL",
+                    "processes of the engine %d are left: they did not end within %g s of SIGKILL",
                     self.pid,
-                    self._settings.kill_wait_s,
+                    self._bounds.kill_wait_s,
                 )
                 send_signal(self._guardian, signal.SIGKILL)
                 await self._guardian.wait()

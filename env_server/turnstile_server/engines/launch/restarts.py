@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+from turnstile_server.engines.launch.bounds import LaunchBounds
 from turnstile_server.settings import LaunchSettings
 
 
@@ -33,19 +34,19 @@ class RestartPolicy:
     def after_exit(self, now: float, code: int | None) -> Restart | GiveUp:
         """``now``: seconds of any monotonic clock. ``code``: the exit code; None where the engine was killed
         because it was not ready in time, or with its guardian."""
-        settings = self._settings
+        settings, bounds = self._settings, self._settings.bounds_of(LaunchBounds)
         if settings.restart == "never":
             return GiveUp("launch.restart is never.")
         if settings.restart == "on_failure" and code == 0:
             return GiveUp("It ended by itself with exit code 0, and launch.restart is on_failure.")
-        while self._restarts and self._restarts[0] <= now - settings.restart_window_s:
+        while self._restarts and self._restarts[0] <= now - bounds.restart_window_s:
             self._restarts.popleft()
         before = len(self._restarts)
         if before >= settings.max_restarts:
             return GiveUp(
-                f"It was started again {before} times within launch.restart_window_s ("
-                f"{settings.restart_window_s:g} s), which is launch.max_restarts."
+                f"It was started again {before} times within {bounds.restart_window_s:g} s, which is "
+                "launch.max_restarts."
             )
         self._restarts.append(now)
         # The exponent is bounded: a float overflows at 2**1024.
-        return Restart(min(settings.backoff_start_s * 2.0 ** min(before, 60), settings.backoff_ceiling_s))
+        return Restart(min(bounds.backoff_start_s * 2.0 ** min(before, 60), bounds.backoff_ceiling_s))

@@ -22,8 +22,10 @@ from typing import Final
 
 import anyio
 
+from turnstile_server.engines.bounds import EngineBounds
 from turnstile_server.engines.child_log import ChildLog
 from turnstile_server.engines.http_client import EngineHttp
+from turnstile_server.engines.launch.bounds import LaunchBounds
 from turnstile_server.engines.launch.command import HOST, check_launch, engine_command, missing_package
 from turnstile_server.engines.launch.guarded import EngineExit, GuardedProcess, start_guarded
 from turnstile_server.engines.launch.restarts import Restart, RestartPolicy
@@ -96,7 +98,7 @@ class EngineProcess:
         self._on_down = on_down
         self._tell = tell
         self._policy = RestartPolicy(launch)
-        self._log = ChildLog(self.name, launch.log_lines)
+        self._log = ChildLog(self.name, launch.bounds_of(LaunchBounds).log_lines)
         self._process: GuardedProcess | None = None
         self._url: str | None = None
         self._lives = 0
@@ -219,7 +221,7 @@ class EngineProcess:
                 self._url = None
                 with anyio.CancelScope(shield=True):
                     await process.close()
-                    await self._log.ended(self._launch.log_end_s)
+                    await self._log.ended(self._launch.bounds_of(LaunchBounds).log_end_s)
                 self._process = None
 
     async def _until_ready(self, process: GuardedProcess, url: str) -> None:
@@ -255,7 +257,9 @@ class EngineProcess:
                     report_at = now + REPORT_S
                     log.info("waiting for the engine: %s", waited)
                 try:
-                    status, _ = await http.request("GET", "/health", timeout_s=self._settings.probe_timeout_s)
+                    status, _ = await http.request(
+                        "GET", "/health", timeout_s=self._settings.bounds_of(EngineBounds).probe_timeout_s
+                    )
                 except TurnstileError:
                     status = 0
                 if status == 200:

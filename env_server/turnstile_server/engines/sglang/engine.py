@@ -20,6 +20,7 @@ import numpy as np
 
 from turnstile.models import Float32Array, Int32Array, PauseMode
 from turnstile_server.engines.aborts import abort_ended, logged
+from turnstile_server.engines.bounds import EngineBounds
 from turnstile_server.engines.call_checks import check_input, check_start
 from turnstile_server.engines.http_client import EngineHttp, trace_headers
 from turnstile_server.engines.model_config import read_vocab_size
@@ -73,6 +74,7 @@ class SGLangEngine(Engine):
         unix_socket: Path | None = None,
     ) -> None:
         self._settings = settings
+        self._bounds = settings.bounds_of(EngineBounds)
         self._expected_tokenizer = expected_tokenizer
         self._vocab_size = vocab_size
         self._model_dir = model_dir
@@ -196,7 +198,7 @@ class SGLangEngine(Engine):
                 await logged(self._post_abort(rid))
 
     async def _abort_ended(self, rid: str) -> None:
-        await abort_ended(self.abort(rid), self._settings.last_abort_s)
+        await abort_ended(self.abort(rid), self._bounds.last_abort_s)
 
     async def _post_abort(self, rid: str) -> None:
         await self._control.post("/abort_request", {"rid": rid})

@@ -20,6 +20,7 @@ import orjson
 
 from turnstile.models import Float32Array, Int32Array, PauseMode
 from turnstile_server.engines.aborts import abort_ended, logged
+from turnstile_server.engines.bounds import EngineBounds
 from turnstile_server.engines.call_checks import check_input, check_output
 from turnstile_server.engines.http_client import EngineHttp, EngineReply, trace_headers
 from turnstile_server.engines.model_config import read_vocab_size
@@ -75,6 +76,7 @@ class VLLMEngine(Engine):
         vocab_size: int | None = None,
     ) -> None:
         self._settings = settings
+        self._bounds = settings.bounds_of(EngineBounds)
         self._expected_tokenizer = expected_tokenizer
         self._vocab_size = vocab_size
         self._http = EngineHttp(url, settings)
@@ -150,7 +152,7 @@ class VLLMEngine(Engine):
             self._calls.end(call)
             if not settled:
                 # vLLM notices, too, that the connection is closed: once is enough.
-                await abort_ended(self._post_abort(rid), self._settings.last_abort_s)
+                await abort_ended(self._post_abort(rid), self._bounds.last_abort_s)
 
     async def _whole(
         self, reply: EngineReply, call: VllmCall, input_ids: Int32Array

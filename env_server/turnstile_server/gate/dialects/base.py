@@ -180,7 +180,7 @@ class StreamWriter(Protocol):
     def delta(self, delta: Delta) -> bytes: ...
 
     def keepalive(self) -> bytes:
-        """Bytes that clients ignore, written after each silence of ``gate.keepalive_s``; may be empty."""
+        """Bytes that clients ignore, written after each silence of ``GateBounds.keepalive_s``; may be empty."""
         ...
 
     def end(self, reply: FinishedReply) -> bytes:
