@@ -112,6 +112,9 @@ def test_each_moved_setting_leads_to_one_that_there_is_or_to_a_constant() -> Non
 
 def test_a_wrong_environment_variable_is_named(tmp_path: Path) -> None:
     assert "setting gate.port" in refused_in_process(TURNSTILE_GATE__PORT="many")
+    said = refused_in_process(TURNSTILE_TASKS__SOURCES="a.yaml")
+    assert 'value for field "tasks"' in said
+    assert "are JSON in the environment" in said
 
 
 def test_a_wrong_key_is_not_printed() -> None:

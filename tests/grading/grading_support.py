@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from bounded import bounded
 from turnstile_server.grading.grader import TaskGrader
 from turnstile_server.grading.protocol import Work
 from turnstile_server.http.agent_endpoint import HttpAgentEndpoint
@@ -134,4 +135,4 @@ def spec_of(task: Task) -> SandboxSpec:
 
 
 def grader(provider: SandboxProvider | None, **settings: Any) -> TaskGrader:
-    return TaskGrader(provider, spec_of, GradingSettings(**settings), TaskSettings())
+    return TaskGrader(provider, spec_of, bounded(GradingSettings, **settings), TaskSettings())

@@ -15,6 +15,7 @@ from grading_support import spec_of
 from judge_server import RIGHT, WRONG, JudgeServer, Says
 from pydantic import ValidationError
 
+from bounded import bounded as bounded_section
 from real_disk import tmpfs
 from turnstile.models import Fault, TaskRef
 from turnstile.models.evidence import grade_in_words
@@ -46,13 +47,8 @@ def the_task(**options: Any) -> Task:
 
 
 def grader(server: JudgeServer, data_dir: Path | None = None, retries: int = 0, **judge: Any) -> TaskGrader:
-    settings = GradingSettings.model_validate(
-        {
-            "judges": {"j": {"url": server.url, "model": "m", "timeout_s": 10, **judge}},
-            "retries": retries,
-            "retry_pause_s": 0,
-        }
-    )
+    judges = {"j": {"url": server.url, "model": "m", "timeout_s": 10, **judge}}
+    settings = bounded_section(GradingSettings, judges=judges, retries=retries, retry_pause_s=0)
     return TaskGrader(None, spec_of, settings, TaskSettings(), data_dir)
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from grading_support import spec_of
 
+from bounded import rebounded
 from turnstile_server.grading.leaks import (
     HIDDEN_TESTS,
     LEAST_LINE,
@@ -67,7 +68,7 @@ async def leaks_of(provider: SandboxProvider, files: dict[str, bytes], **changes
         await sandbox.write(f"{sandbox.workdir}/lib.py", BASE.encode())
         for path, data in files.items():
             await sandbox.write(f"{sandbox.workdir}/{path}", data)
-        settings = GradingSettings().model_copy(update=changes)
+        settings = rebounded(GradingSettings(), **changes)
         report = await find_leaks(sandbox, TEXTS, settings, own_image=await provider.image_facts(None) is not None)
         assert report.note is None
         return list(report.leaks)

@@ -12,10 +12,12 @@ from grading_support import grader
 from nemo_server import NemoServer, Verdict, exact
 from openai.types.responses import Response
 
+from bounded import bounded
 from turnstile.models import EpisodeStatus, Fault
 from turnstile.models.evidence import grade_in_words
 from turnstile_server.grading.errors import GraderFailed, GraderUnavailable, RewardInvalid
 from turnstile_server.grading.protocol import Grade, Work
+from turnstile_server.settings import GradingSettings
 from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.registry import load_tasks
 from turnstile_server.testing.world_play import WorldAgent, world_server
@@ -213,7 +215,7 @@ async def test_an_episode_has_the_servers_reward_and_none_where_the_server_fails
         await agent.submit("42")
 
     source = f"rows:{tmp_path}/rows.jsonl?verifier={server.url}"
-    async with world_server(source, {"grading": {"retries": 1, "retry_pause_s": 0}}) as played:
+    async with world_server(source, {"grading": bounded(GradingSettings, retries=1, retry_pause_s=0)}) as played:
         done = await played.play(agent)
         assert (done.status, done.reward) == (EpisodeStatus.COMPLETED, 1.0)
         assert done.grading is not None

@@ -11,7 +11,9 @@ import pytest
 from nemo_server import NemoServer, Verdict
 from openai.types.responses import Response
 
+from bounded import bounded
 from turnstile.models import EpisodeStatus, Fault
+from turnstile_server.settings import GradingSettings
 from turnstile_server.testing.world_play import WorldAgent, WorldServer, world_server
 
 pytestmark = pytest.mark.anyio
@@ -68,7 +70,7 @@ def source_of(server: NemoServer, folder: Path) -> str:
     return f"rows:{folder}/rows.jsonl?verifier={server.url}"
 
 
-SETTINGS = {"grading": {"retries": 1, "retry_pause_s": 0}, "tools": {"own_timeout_s": 2.0}}
+SETTINGS = {"grading": bounded(GradingSettings, retries=1, retry_pause_s=0), "tools": {"own_timeout_s": 2.0}}
 
 
 async def solve(agent: WorldAgent) -> None:
@@ -134,7 +136,7 @@ async def test_an_episode_has_so_many_bytes_of_calls_and_what_it_did_before_is_v
         refused = await agent.call("increment_counter", count=1)
         assert (refused.is_error, "too large together" in refused.text) == (True, True)
 
-    settings = {**SETTINGS, "grading": {"max_resource_session_bytes": 4_000}}
+    settings = {**SETTINGS, "grading": bounded(GradingSettings, max_resource_session_bytes=4_000)}
     async with world_server(source_of(server, tmp_path), settings) as played:
         assert (await played.play(agent)).reward == 1.0
 

@@ -18,6 +18,7 @@ import anyio
 import pytest
 from grading_support import BASE, FIX, Watched, spec_of, tar
 
+from bounded import bounded
 from local import ROOT
 from turnstile.models.evidence import grade_in_words
 from turnstile_server.backends import build_backends
@@ -29,7 +30,7 @@ from turnstile_server.grading.leaks import patch_texts
 from turnstile_server.grading.package_processes import PackageProcesses
 from turnstile_server.grading.protocol import Work
 from turnstile_server.integrations.package_process import PackageBroken, PackagePython, listed
-from turnstile_server.kinds.packages.packages import PACKAGES
+from turnstile_server.kinds.packages.options import PACKAGES
 from turnstile_server.kinds.swe.options import SWEBENCH
 from turnstile_server.sandboxes.protocol import Command, ExecResult, Sandbox, SandboxSpec
 from turnstile_server.settings import GradingSettings, Settings, TaskSettings
@@ -92,7 +93,7 @@ def pids(starts: Path) -> list[int]:
 
 def judge_of(provider: Watched | None, python: Path, **settings: Any) -> TaskGrader:
     tasks = TaskSettings(package_pythons={"swebench": python})
-    return TaskGrader(provider, spec_of, GradingSettings(retries=0, **settings), tasks)
+    return TaskGrader(provider, spec_of, bounded(GradingSettings, retries=0, **settings), tasks)
 
 
 async def graded(provider: Watched, python: Path, task: Task, work: Work) -> Any:

@@ -22,8 +22,7 @@ from turnstile_server.grading.errors import GraderFailed, GraderUnavailable
 from turnstile_server.grading.grader import TaskGrader
 from turnstile_server.grading.protocol import Work
 from turnstile_server.integrations.package_process import PackageProcess, PackagePython
-from turnstile_server.kinds.packages.options import PackageOptions, parse_package_source
-from turnstile_server.kinds.packages.packages import PACKAGES
+from turnstile_server.kinds.packages.options import PACKAGES, PackageOptions, parse_package_source
 from turnstile_server.sandboxes.background import BackgroundTasks
 from turnstile_server.sandboxes.local.provider import LocalProvider
 from turnstile_server.settings import GradingSettings, TaskSettings

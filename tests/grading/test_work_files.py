@@ -8,6 +8,7 @@ import pytest
 from grading_support import BASE, FIX, Watched, spec_of, work
 from judge_server import RIGHT, JudgeServer
 
+from bounded import bounded
 from turnstile_server.grading.grader import TaskGrader
 from turnstile_server.grading.package_processes import PackageProcesses
 from turnstile_server.grading.protocol import GradingTools, Work
@@ -21,7 +22,7 @@ TASK = Task.model_validate({"id": "t", "instruction": "x", "base": {"inline": BA
 
 
 def reader(provider: Watched, **settings: int) -> WorkReader:
-    made = GradingSettings.model_validate(settings)
+    made = bounded(GradingSettings, **settings)
     tasks = TaskSettings()
     packages = PackageProcesses(made, tasks)
     return WorkReader(GradingTools(provider, spec_of, made, tasks, anyio.Semaphore(2), packages))

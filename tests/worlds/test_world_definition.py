@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from bounded import bounded
 from turnstile.models import TaskRef
 from turnstile_server.backends import build_backends
 from turnstile_server.errors import StartupError, TaskFailed
@@ -224,7 +225,7 @@ class A(World):
     def reset(self, seed): pass
 """
     with pytest.raises(StartupError, match="more than 5 tasks"):
-        load_tasks([written(tmp_path, HEAD + body)], TaskSettings(max_class_tasks=5))
+        load_tasks([written(tmp_path, HEAD + body)], bounded(TaskSettings, max_class_tasks=5))
 
 
 def test_a_missing_file_class_or_module_is_told(tmp_path: Path) -> None:

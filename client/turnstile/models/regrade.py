@@ -41,7 +41,7 @@ class GradeRecord(Model):
 
     @property
     def failed_tests(self) -> dict[str, tuple[str, ...]]:
-        """By grader: ids of the failed tests that the detail lists (at most ``grading.max_shown``)."""
+        """By grader: ids of the failed tests that the detail lists (at most 20)."""
         parts = {name: part for name, part in self.detail.items() if isinstance(part, dict)}
         return {
             name: tuple(str(one["id"]) for one in part.get("failed", ()) if isinstance(one, dict) and "id" in one)

@@ -42,7 +42,7 @@ class WorkDiff(Model):
     files: tuple[FileChange, ...] = ()
     """By path. Git's own folders are not looked at."""
     further: int = 0
-    """Changed files after those (``grading.shown_changes``)."""
+    """Changed files after those (1,000)."""
     left_out: tuple[LeftOut, ...] = ()
     """Paths that cannot be compared (devices, links to nothing, odd ones), and paths that the grade says were left
     out and that are not among ``files``."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from decimal import Decimal
 
 from turnstile_server.grading.answers import AnswerVerdict, judge_answer, parse_number
+from turnstile_server.grading.bounds import GradingBounds
 from turnstile_server.grading.protocol import Component, ComponentGrader, GradingTools, Work
 from turnstile_server.tasks.answer import Answer
 from turnstile_server.tasks.grader_options import ExactOptions, NumericOptions, RegexOptions
@@ -71,7 +72,7 @@ class RegexGrader(ComponentGrader):
     def __init__(self, tools: GradingTools, name: str, options: RegexOptions) -> None:
         self._name = name
         self._options = options
-        self._timeout_s = tools.settings.regex_timeout_s
+        self._timeout_s = tools.settings.bounds_of(GradingBounds).regex_timeout_s
 
     async def grade(self, task: Task, work: Work) -> Component:
         """See ``ComponentGrader``."""

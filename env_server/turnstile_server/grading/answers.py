@@ -15,6 +15,7 @@ from subprocess import DEVNULL, CalledProcessError
 
 import anyio
 
+from turnstile_server.grading.bounds import GradingBounds
 from turnstile_server.grading.protocol import Component, ComponentGrader, GradingTools, Work
 from turnstile_server.tasks.answer import Answer
 from turnstile_server.tasks.model import Task
@@ -45,7 +46,7 @@ class AnswerGrader(ComponentGrader):
     Options = Answer
 
     def __init__(self, tools: GradingTools, name: str, options: Answer) -> None:
-        self._regex_timeout_s = tools.settings.regex_timeout_s
+        self._regex_timeout_s = tools.settings.bounds_of(GradingBounds).regex_timeout_s
 
     async def grade(self, task: Task, work: Work) -> Component:
         """See ``ComponentGrader``."""

@@ -16,6 +16,7 @@ from posixpath import dirname
 import anyio.to_thread
 
 from turnstile_server.errors import FileProblem, TaskFailed
+from turnstile_server.grading.bounds import GradingBounds
 from turnstile_server.grading.judged_copy import RESULT_BYTES, CopyJudge, JudgedCopies
 from turnstile_server.grading.programs import (
     AS_WORK,
@@ -119,7 +120,7 @@ class _HiddenTestsJudge:
         self._task = task
         self._tests = tests
         self._copies = copies
-        self._settings = tools.settings
+        self._bounds = tools.settings.bounds_of(GradingBounds)
         self._git_history_timeout_s = tools.tasks.git_history_timeout_s
         self.protected = tests.protected
 
@@ -137,7 +138,11 @@ class _HiddenTestsJudge:
 
     async def _check_apart(self, sandbox: Sandbox) -> None:
         """The image's Python, where it runs what judges, is no part of the work."""
-        probe = Command((*IMAGE_TESTS, "-c", _IS_APART), user=User.TESTS, timeout_s=self._settings.probe_timeout_s)
+        probe = Command(
+            (*IMAGE_TESTS, "-c", _IS_APART),
+            user=User.TESTS,
+            timeout_s=self._bounds.probe_timeout_s,
+        )
         if (await sandbox.exec(probe)).exit_code in (*CANNOT_RUN, _NOT_THERE):
             raise TaskFailed(
                 f"The image of task {self._task.id} has no python3 outside of the work folder, which grading by "
@@ -147,7 +152,11 @@ class _HiddenTestsJudge:
     async def _check_python(self, sandbox: Sandbox) -> None:
         """Tests in Python run on the image's. Where our own programs do too, a failure of those tells."""
         result = await sandbox.exec(
-            Command((*IMAGE_TESTS, "-c", _CAN_TEST), user=User.TESTS, timeout_s=self._settings.probe_timeout_s)
+            Command(
+                (*IMAGE_TESTS, "-c", _CAN_TEST),
+                user=User.TESTS,
+                timeout_s=self._bounds.probe_timeout_s,
+            )
         )
         if result.exit_code != 0:
             said = result.stdout.decode(errors="replace").strip()
@@ -194,7 +203,7 @@ class _HiddenTestsJudge:
             "expected": tests.expected,
             "trust": tests.trust,
             "timeout_s": tests.timeout_s,
-            "max_shown": self._settings.max_shown,
+            "max_shown": self._bounds.max_shown,
         }
         result = await sandbox.exec(
             Command(
@@ -202,7 +211,7 @@ class _HiddenTestsJudge:
                 user=User.TESTS,
                 launches=User.WORK if tests.trust == "boundary" else None,
                 stdin=json.dumps(config).encode(),
-                timeout_s=tests.timeout_s + self._settings.runner_grace_s,
+                timeout_s=tests.timeout_s + self._bounds.runner_grace_s,
                 max_output_bytes=RESULT_BYTES,
             )
         )
@@ -250,7 +259,7 @@ class _HiddenTestsJudge:
     async def _start_state(self, sandbox: Sandbox, action: str, user: User = User.AGENT) -> bool:
         """Run ``start_state.py``; True if it succeeds. Its text is an argument: not every user sees its folder."""
         argv = (*python_of(sandbox), "-c", _START_STATE, action, START)
-        command = Command(argv, user=user, timeout_s=self._settings.diff_timeout_s)
+        command = Command(argv, user=user, timeout_s=self._bounds.diff_timeout_s)
         return (await sandbox.exec(command)).exit_code == 0
 
     async def _is_there(self, sandbox: Sandbox, program: str) -> bool:
@@ -262,6 +271,6 @@ class _HiddenTestsJudge:
         probe = Command(
             (*python_of(sandbox), "-c", _IS_THERE, program),
             user=User.TESTS,
-            timeout_s=self._settings.probe_timeout_s,
+            timeout_s=self._bounds.probe_timeout_s,
         )
         return (await sandbox.exec(probe)).exit_code != _NOT_THERE

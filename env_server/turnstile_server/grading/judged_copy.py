@@ -23,6 +23,7 @@ from turnstile.models import SpanKind
 from turnstile_server.egress.log import NetworkLog
 from turnstile_server.egress.policy import NetworkPhase
 from turnstile_server.errors import FileProblem, SandboxDeath, SandboxFailed, SandboxUnavailable, TaskFailed
+from turnstile_server.grading.bounds import GradingBounds
 from turnstile_server.grading.programs import PLACE, PROGRAMS, SHARED, pack_programs, python_of
 from turnstile_server.grading.protocol import Component, GradingTools, Work
 from turnstile_server.grading.verdict import DiffVerdict, read_diff
@@ -94,6 +95,7 @@ class JudgedCopies:
         self._provider = tools.sandboxes
         self._spec_of = tools.spec_of
         self._settings = tools.settings
+        self._bounds = tools.settings.bounds_of(GradingBounds)
         self._task_settings = tools.tasks
         self._places = tools.places
 
@@ -199,7 +201,7 @@ class JudgedCopies:
             "git": task.git_history == "keep",
             "not_work": not_work_of(task),
             "max_changed": self._settings.max_changed_files,
-            "max_shown": self._settings.max_shown,
+            "max_shown": self._bounds.max_shown,
         }
         diff = read_diff(
             await sandbox.exec(
@@ -207,7 +209,7 @@ class JudgedCopies:
                     argv=(*python_of(sandbox), f"{PROGRAMS}/inside/start.py", "workdiff"),
                     cwd="/",
                     stdin=json.dumps(config).encode(),
-                    timeout_s=self._settings.diff_timeout_s,
+                    timeout_s=self._bounds.diff_timeout_s,
                     max_output_bytes=RESULT_BYTES,
                 )
             )

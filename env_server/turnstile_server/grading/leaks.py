@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from turnstile_server.errors import SandboxFailed
+from turnstile_server.grading.bounds import GradingBounds
 from turnstile_server.grading.programs import INSIDE, python_of
 from turnstile_server.grading.verdict import printable, storable
 from turnstile_server.sandboxes.protocol import HOMES, Command, Sandbox
@@ -115,15 +116,15 @@ async def find_leaks(
         "within": ("/",) if own_image else (sandbox.workdir, *OWN_FOLDERS),
         "skip": SKIPPED,
         "seconds": settings.leak_search_s,
-        "max_file": settings.leak_search_max_file_bytes,
-        "max_shown": settings.max_shown,
+        "max_file": settings.bounds_of(GradingBounds).leak_search_max_file_bytes,
+        "max_shown": settings.bounds_of(GradingBounds).max_shown,
     }
     result = await sandbox.exec(
         Command(
             argv=(*python_of(sandbox), "-c", _PROGRAM),
             cwd="/",
             stdin=json.dumps(config).encode(),
-            timeout_s=settings.leak_search_s + settings.runner_grace_s,
+            timeout_s=settings.leak_search_s + settings.bounds_of(GradingBounds).runner_grace_s,
             max_output_bytes=_RESULT_BYTES,
         )
     )

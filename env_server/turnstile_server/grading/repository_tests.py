@@ -17,6 +17,7 @@ from typing import Self
 import anyio.to_thread
 
 from turnstile_server.errors import FileProblem, TaskFailed
+from turnstile_server.grading.bounds import GradingBounds
 from turnstile_server.grading.inside.run_tests import FAULTY, opened
 from turnstile_server.grading.judged_copy import RESULT_BYTES, JudgedCopies
 from turnstile_server.grading.programs import PROGRAMS, python_of
@@ -52,7 +53,7 @@ class RepositoryJudge:
         self._tests = tests
         self._run = tests.repository
         self._copies = copies
-        self._settings = tools.settings
+        self._bounds = tools.settings.bounds_of(GradingBounds)
         self._tools = tools
         named = (file_of(test) for test in (*tests.expected, *self._run.keep))
         self._owned = owned_by_tests([*named, *hidden])
@@ -72,7 +73,7 @@ class RepositoryJudge:
             await keep_one_commit(sandbox, self._task, self._tools.tasks.git_history_timeout_s)
         argv = (self._run.python, "-I", "-B", "-c", _PROBE)
         result = await sandbox.exec(
-            Command(argv, cwd="/", user=User.TESTS, timeout_s=self._settings.probe_timeout_s)
+            Command(argv, cwd="/", user=User.TESTS, timeout_s=self._bounds.probe_timeout_s)
         )
         if result.exit_code in CANNOT_RUN:
             raise self._fault(
@@ -115,14 +116,14 @@ class RepositoryJudge:
             "options": self._run.options,
             "env": self._run.env,
             "timeout_s": tests.timeout_s,
-            "max_shown": self._settings.max_shown,
+            "max_shown": self._bounds.max_shown,
         }
         result = await sandbox.exec(
             Command(
                 argv=(*python_of(sandbox), f"{PROGRAMS}/inside/start.py", "repository"),
                 user=User.TESTS,
                 stdin=json.dumps(config).encode(),
-                timeout_s=tests.timeout_s + self._settings.runner_grace_s,
+                timeout_s=tests.timeout_s + self._bounds.runner_grace_s,
                 max_output_bytes=RESULT_BYTES,
             )
         )

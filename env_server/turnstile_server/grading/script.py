@@ -14,6 +14,7 @@ import json
 import anyio.to_thread
 
 from turnstile_server.errors import FileProblem, TaskFailed
+from turnstile_server.grading.bounds import GradingBounds
 from turnstile_server.grading.errors import GraderFailed
 from turnstile_server.grading.judged_copy import JudgedCopies
 from turnstile_server.grading.programs import PROGRAMS, python_of
@@ -69,11 +70,15 @@ class _ScriptJudge:
         self._task = task
         self._script = script
         self._copies = copies
-        self._settings = settings
+        self._bounds = settings.bounds_of(GradingBounds)
 
     async def prepare(self, sandbox: Sandbox) -> None:
         probe = await sandbox.exec(
-            Command(("bash", "-c", "exit 0"), user=User.TESTS, timeout_s=self._settings.probe_timeout_s)
+            Command(
+                ("bash", "-c", "exit 0"),
+                user=User.TESTS,
+                timeout_s=self._bounds.probe_timeout_s,
+            )
         )
         if probe.exit_code in CANNOT_RUN:
             raise TaskFailed(f"The image of task {self._task.id} has no bash, by which its script is run.")
@@ -111,14 +116,18 @@ class _ScriptJudge:
         )
 
     async def _files(self, sandbox: Sandbox) -> dict[str, dict[str, str]]:
-        config = {"folder": REWARDS, "names": REWARD_FILES, "max_bytes": self._settings.max_reward_bytes}
-        room = 8 * self._settings.max_reward_bytes  # a byte may take six in JSON
+        config = {
+            "folder": REWARDS,
+            "names": REWARD_FILES,
+            "max_bytes": self._bounds.max_reward_bytes,
+        }
+        room = 8 * self._bounds.max_reward_bytes  # a byte may take six in JSON
         command = Command(
             (*python_of(sandbox), _READER),
             cwd="/",
             user=User.TESTS,
             stdin=json.dumps(config).encode(),
-            timeout_s=self._settings.probe_timeout_s,
+            timeout_s=self._bounds.probe_timeout_s,
             max_output_bytes=2 * room,
         )
         return _read(await sandbox.exec(command))

@@ -11,6 +11,7 @@ import anyio.to_thread
 
 from turnstile.models import FileChange, LeftOut, WorkDiff
 from turnstile_server.errors import SandboxDeath, SandboxFailed, TaskFailed
+from turnstile_server.grading.bounds import GradingBounds
 from turnstile_server.grading.judged_copy import RESULT_BYTES, WORK, JudgedCopies
 from turnstile_server.grading.programs import PROGRAMS, python_of
 from turnstile_server.grading.protocol import GradingTools
@@ -27,6 +28,7 @@ class WorkDiffer:
     def __init__(self, tools: GradingTools) -> None:
         self._copies = JudgedCopies(tools)
         self._settings = tools.settings
+        self._bounds = tools.settings.bounds_of(GradingBounds)
         self._task_settings = tools.tasks
 
     async def diff(self, episode_id: str, task: Task, archive: bytes, left_out: Iterable[LeftOut]) -> WorkDiff:
@@ -51,24 +53,24 @@ class WorkDiffer:
             "root": sandbox.workdir,
             "protected": () if task.tests is None else task.tests.protected,
             "not_work": not_work_of(task),
-            "max_files": self._settings.shown_changes,
-            "max_file_bytes": self._settings.max_read_bytes,
-            "max_bytes": self._settings.shown_diff_bytes,
-            "seconds": self._settings.diff_timeout_s / 4,
+            "max_files": self._bounds.shown_changes,
+            "max_file_bytes": self._bounds.max_read_bytes,
+            "max_bytes": self._bounds.shown_diff_bytes,
+            "seconds": self._bounds.diff_timeout_s / 4,
         }
         result = await sandbox.exec(
             Command(
                 argv=(*python_of(sandbox), f"{PROGRAMS}/inside/start.py", "show_changes"),
                 cwd="/",
                 stdin=json.dumps(config).encode(),
-                timeout_s=self._settings.diff_timeout_s,
+                timeout_s=self._bounds.diff_timeout_s,
                 max_output_bytes=RESULT_BYTES,
             )
         )
         if result.exit_code in CANNOT_RUN:
             raise TaskFailed("the image has no python3, which comparing the work needs")
         if result.timed_out:
-            return json.dumps({"refused": f"comparing it took longer than {self._settings.diff_timeout_s:g} s"})
+            return json.dumps({"refused": f"comparing it took longer than {self._bounds.diff_timeout_s:g} s"})
         if result.exit_code != 0:
             said = result.stderr[-500:].decode(errors="replace")
             raise SandboxFailed.of(

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from turnstile_server.errors import SandboxDeath, SandboxFailed, TaskFailed
+from turnstile_server.grading.bounds import GradingBounds
 from turnstile_server.grading.judged_copy import RESULT_BYTES, JudgedCopies
 from turnstile_server.grading.programs import PROGRAMS, python_of
 from turnstile_server.grading.protocol import Component, GradingTools, Work
@@ -58,8 +59,8 @@ class WorkReader:
 
     def __init__(self, tools: GradingTools) -> None:
         self._copies = JudgedCopies(tools)
-        self._max_bytes = tools.settings.max_read_bytes
-        self._timeout_s = tools.settings.diff_timeout_s
+        self._max_bytes = tools.settings.bounds_of(GradingBounds).max_read_bytes
+        self._timeout_s = tools.settings.bounds_of(GradingBounds).diff_timeout_s
 
     async def read(
         self, task: Task, work: Work, paths: Sequence[str], component: str, *, start: bool = False

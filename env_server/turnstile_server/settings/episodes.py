@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field
 from turnstile.models import SnapshotMode, StalenessPolicy, StalenessScope
 from turnstile_server.settings.judges import JudgeSettings
 from turnstile_server.settings.replay import ReplaySettings
-from turnstile_server.settings.section import CountCeiling, SecondsCeiling, Section
+from turnstile_server.settings.section import BoundedSection, CountCeiling, SecondsCeiling, Section
 
 _GRADINGS_OF_A_CORE = 2
 
@@ -88,7 +88,7 @@ def _path_as_text(source: object) -> object:
     return str(source) if isinstance(source, Path) else source
 
 
-class TaskSettings(Section):
+class TaskSettings(BoundedSection):
     """The sources of tasks."""
 
     sources: tuple[Annotated[str, BeforeValidator(_path_as_text)], ...] = Field(
@@ -115,10 +115,6 @@ class TaskSettings(Section):
         2 << 30, ge=1024, description="Largest group of rows of a Parquet file (`rows:`), unpacked."
     )
     max_rows: int = Field(1_000_000, ge=1, description="Rows of one source (`rows:`), at most.")
-    cached_rows: int = Field(
-        64, ge=1, description="Tasks of row sources kept in memory; others are read again when they are used."
-    )
-    max_class_tasks: int = Field(10_000, ge=1, description="Tasks of one Python class (a world), at most.")
     git_history_timeout_s: float = Field(
         120.0, gt=0, description="Time to replace the repositories of a work folder by one commit each."
     )
@@ -199,7 +195,7 @@ class AgentSettings(Section):
 CodeTarget = Annotated[str, Field(pattern=r"^.+:[A-Za-z_]\w*$")]
 
 
-class GradingSettings(Section):
+class GradingSettings(BoundedSection):
     """The grading of the agents' work."""
 
     parallel: int | None = Field(
@@ -222,41 +218,13 @@ class GradingSettings(Section):
         ("grader_unavailable",),
         description="Types of errors after which a grader is asked again. Sandboxes have `attempts`.",
     )
-    retry_pause_s: float = Field(
-        1.0, ge=0, description="Pause before a grader is asked again; doubled each time. A judge may ask for more."
-    )
-    max_retry_pause_s: float = Field(30.0, gt=0, description="The longest such pause.")
-    probe_timeout_s: float = Field(
-        60.0,
-        gt=0,
-        description="Time for each short command of a grader in its sandbox: to ask for an interpreter or a "
-        "program, and to read a reward file.",
-    )
-    runner_grace_s: float = Field(
-        30.0,
-        gt=0,
-        description="Time that the runner of tests, and the search for leaks, get beyond that of what they run: "
-        "to start and to report.",
-    )
-    diff_timeout_s: float = Field(
-        60.0, gt=0, description="Time to find and apply the work's changes; then the work scores 0."
-    )
     max_changed_files: int = Field(
         5_000, ge=1, description="Files that a work may add, change or delete; a work with more scores 0."
-    )
-    regex_timeout_s: float = Field(
-        5.0, gt=0, description="Time to match one answer against a regular expression; then it scores 0."
-    )
-    schema_timeout_s: float = Field(
-        10.0, gt=0, description="Time to check one text against a JSON schema; then it scores 0."
     )
     functions: dict[str, CodeTarget] = Field(
         default_factory=dict,
         description="Python functions and OpenEnv rubrics as graders, by name: `module:name` or `file.py:name` "
         "([code](grading.md#python-functions)).",
-    )
-    max_read_bytes: int = Field(
-        1 << 20, ge=1, le=8 << 20, description="Largest file of a work that is read for a grader."
     )
     judges: dict[str, JudgeSettings] = Field(
         default_factory=dict,
@@ -265,30 +233,10 @@ class GradingSettings(Section):
     judge_cache_mb: int = Field(
         64, ge=0, description="MiB of judges' verdicts that are kept in the data directory; 0: none."
     )
-    max_log_bytes: int = Field(
-        16 << 20,
-        ge=1 << 16,
-        description="Output of the tests of rows of SWE-bench and R2E-Gym; of more, first and last half are kept.",
-    )
-    max_reward_bytes: int = Field(
-        64 << 10, ge=64, description="Largest reward file that a script may leave; a larger one is none."
-    )
-    max_shown: int = Field(20, ge=1, description="Failed tests listed in a grade, and changed paths of each kind.")
-    shown_changes: int = Field(1000, ge=1, description="Changed files in the answer to `GET /episodes/{id}/work`.")
-    shown_diff_bytes: int = Field(
-        4 << 20,
-        ge=1 << 16,
-        le=8 << 20,
-        description="Size of that answer; further diffs, then files, are left out. A file of more than "
-        "`max_read_bytes` has no diff there.",
-    )
     leak_search_s: float = Field(
         120.0,
         gt=0,
         description="`turnstile tasks validate`: time to look for the solution in what an agent can read.",
-    )
-    leak_search_max_file_bytes: int = Field(
-        32 << 20, ge=1024, description="Larger files are not looked at there, and no more of a packed one."
     )
     package_start_timeout_s: float = Field(
         180.0,
@@ -304,12 +252,6 @@ class GradingSettings(Section):
         description="Time for a NeMo-Gym resource server to verify one work "
         "([how](task-sources.md#rows-that-a-resource-server-verifies)), and to open a session for an agent; "
         "then there is no reward.",
-    )
-    max_resource_session_bytes: int = Field(
-        32 << 20,
-        ge=1,
-        description="Calls of a resource server's tools in one episode and their answers, in bytes; "
-        "further calls are refused.",
     )
 
     @property

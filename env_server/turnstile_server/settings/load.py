@@ -12,11 +12,13 @@ from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
+    SettingsError,
     TomlConfigSettingsSource,
 )
 
 from turnstile.models import Sampling
 from turnstile_server.demo import model_folder
+from turnstile_server.errors import StartupError
 from turnstile_server.settings.egress import EgressSettings
 from turnstile_server.settings.engine import EngineSettings, JournalSettings, RenderingSettings
 from turnstile_server.settings.episodes import AgentSettings, EpisodeSettings, GradingSettings, TaskSettings
@@ -142,9 +144,18 @@ def load_settings(flags: dict[str, Any], config: Path | None = None) -> Settings
     """Read the settings from flags, environment, the TOML file ``config`` and defaults; the earlier source wins.
 
     ``flags`` is nested like the file. Raises pydantic.ValidationError for an impossible value,
-    StartupError for a name that a setting had in an earlier version, OSError or tomllib.TOMLDecodeError for a file
-    that cannot be read.
+    StartupError for a name that a setting had in an earlier version, and for a variable that must be JSON and is
+    not, OSError or tomllib.TOMLDecodeError for a file that cannot be read.
     """
+    try:
+        return _load(flags, config)
+    except SettingsError as error:
+        raise StartupError(
+            f"{error}: lists and mappings are JSON in the environment, as TURNSTILE_TASKS__SOURCES='[\"a.yaml\"]'"
+        ) from error
+
+
+def _load(flags: dict[str, Any], config: Path | None) -> Settings:
     if config is None:
         return Settings(**flags)
 

@@ -66,6 +66,11 @@ _CONSTANTS: Final[Mapping[tuple[str, str], str]] = {
     ("gate", "http.bounds:ListenerBounds"): (
         "head_timeout_s max_head_bytes max_headers body_timeout_s body_stall_s min_body_rate send_timeout_s"
     ),
+    ("grading", "grading.bounds:GradingBounds"): (
+        "retry_pause_s max_retry_pause_s probe_timeout_s runner_grace_s diff_timeout_s regex_timeout_s "
+        "schema_timeout_s max_read_bytes max_log_bytes max_reward_bytes max_shown shown_changes shown_diff_bytes "
+        "leak_search_max_file_bytes max_resource_session_bytes"
+    ),
     ("journal", "journal.bounds:JournalBounds"): (
         "group_window_s soon_window_s inline_bytes inline_stall_s inline_pause_s index_lag_s reserve_bytes "
         "check_interval_s"
@@ -76,6 +81,7 @@ _CONSTANTS: Final[Mapping[tuple[str, str], str]] = {
     ("observability", "observability.bounds:LiveBounds"): "kept_samples",
     ("openenv", "control.openenv.parts:OpenEnvBounds"): "max_ahead kept",
     ("openenv", "http.bounds:ListenerBounds"): "ping_interval_s ping_timeout_s",
+    ("tasks", "tasks.bounds:TaskBounds"): "cached_rows max_class_tasks",
     ("tools", "http.bounds:ListenerBounds"): "body_timeout_s send_timeout_s",
     ("tools", "own_tools.bounds:OwnToolBounds"): (
         "own_close_timeout_s own_stuck_per_episode own_stuck_threads own_threads mount_grace_s "

@@ -15,6 +15,7 @@ from typing import Final
 from turnstile.plugins import BrokenPlugin, Plugins, is_reference
 from turnstile_server.errors import StartupError
 from turnstile_server.settings import TaskSettings
+from turnstile_server.tasks.bounds import TaskBounds
 from turnstile_server.tasks.catalog import TaskCatalog
 from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.protocol import FoundTask, Recognition, StoredTask, TaskProblem, TaskSource
@@ -58,7 +59,7 @@ def load_tasks(sources: Sequence[str | Path], settings: TaskSettings | None = No
                 problems.append(problem)
     if problems:
         raise _unusable(problems, count)
-    return TaskCatalog(tasks, cached_tasks=settings.cached_rows)
+    return TaskCatalog(tasks, cached_tasks=settings.bounds_of(TaskBounds).cached_rows)
 
 
 def host_paths(sources: Sequence[str]) -> tuple[Path, ...]:

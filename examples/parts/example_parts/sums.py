@@ -24,7 +24,9 @@ class Sums:
             return
         for n in range(int(count)):
             answer = Answer(kind="numeric", value=float(2 * n))
-            yield FoundTask(Task(id=f"sum-{n}", instruction=f"Submit {n} + {n}.", answer=answer), source)
+            yield FoundTask(
+                Task(id=f"sum-{n}", instruction=f"Submit {n} + {n}.", grading={"answer": answer}), source
+            )
 
     def host_paths(self, source: str) -> Sequence[Path]:
         return ()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from turnstile_server.grading.bounds import GradingBounds
 from turnstile_server.grading.errors import GraderFailed
 from turnstile_server.grading.protocol import Component, ComponentGrader, GradingTools, Work
 from turnstile_server.grading.verdict import printable
@@ -100,13 +101,18 @@ class SchemaGrader(ComponentGrader):
             text = file.data.decode(errors="replace")
         if text is None:
             return self._wrong(["nothing was submitted"])
-        settings = self._tools.settings
-        request = {"kind": "schema", "schema": self._options.schema_, "text": text, "most": settings.max_shown}
+        bounds = self._tools.settings.bounds_of(GradingBounds)
+        request = {
+            "kind": "schema",
+            "schema": self._options.schema_,
+            "text": text,
+            "most": bounds.max_shown,
+        }
         try:
             async with self._tools.places:
-                answer = await run_code(f"the grader {self._name!r}", request, settings.schema_timeout_s)
+                answer = await run_code(f"the grader {self._name!r}", request, bounds.schema_timeout_s)
         except RanTooLong:
-            return self._wrong([f"not checked within {settings.schema_timeout_s:g} s (grading.schema_timeout_s)"])
+            return self._wrong([f"not checked within {bounds.schema_timeout_s:g} s"])
         wrong = answer.get("wrong")
         return Component(1.0, {self._name: {"fits": True}}) if wrong is None else self._wrong(wrong)
 

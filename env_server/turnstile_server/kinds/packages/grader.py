@@ -27,8 +27,7 @@ from turnstile_server.integrations.package_process import (
     PackageError,
     PackageRefusal,
 )
-from turnstile_server.kinds.packages.options import PackageOptions
-from turnstile_server.kinds.packages.packages import PACKAGES
+from turnstile_server.kinds.packages.options import PACKAGES, PackageOptions
 from turnstile_server.sandboxes.protocol import Command, Sandbox, User
 from turnstile_server.tasks.model import Task
 

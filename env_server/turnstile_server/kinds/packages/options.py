@@ -6,16 +6,27 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Final, Literal
 from urllib.parse import parse_qsl
 
 from pydantic import Field
 
 from turnstile_server.grading.digest import contents_of_code
-from turnstile_server.kinds.packages.packages import PACKAGES
+from turnstile_server.integrations.package_process import PackageProgram
 from turnstile_server.settings import GradingSettings
 from turnstile_server.tasks.part import GraderOptions
 from turnstile_server.tasks.reward import parse_bounds
+
+_PROGRAMS = Path(__file__).parent / "programs"
+
+PACKAGES: Final = {
+    program.kind: program
+    for program in (
+        PackageProgram("inspect", "inspect-ai==0.3.285", _PROGRAMS / "inspect_program.py"),
+        PackageProgram("verifiers", "verifiers==0.4.0", _PROGRAMS / "verifiers_program.py"),
+    )
+}
+"""The packages whose tasks are a source, and our programs that run in their Pythons."""
 
 _OWN = ("image", "workdir", "bounds", "limit")
 

@@ -21,11 +21,11 @@ from pydantic import ValidationError
 from turnstile_server.errors import TaskFailed
 from turnstile_server.integrations.package_process import PackageBroken, listed, python_of
 from turnstile_server.kinds.packages.options import (
+    PACKAGES,
     PackageSourceOptions,
     is_package_source,
     parse_package_source,
 )
-from turnstile_server.kinds.packages.packages import PACKAGES
 from turnstile_server.settings import TaskSettings
 from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.protocol import Recognition, StoredTask, TaskProblem

@@ -15,6 +15,7 @@ import secrets
 from typing import Any
 
 from turnstile_server.errors import TaskFailed
+from turnstile_server.grading.bounds import GradingBounds
 from turnstile_server.grading.judged_copy import JudgedCopies
 from turnstile_server.grading.protocol import Component, ComponentGrader, GradingTools, Work
 from turnstile_server.grading.verdict import DiffVerdict, one_line, storable
@@ -69,6 +70,7 @@ class _R2eJudge:
         self._tests = tests
         self._copies = copies
         self._tools = tools
+        self._bounds = tools.settings.bounds_of(GradingBounds)
         self._script = b""
 
     async def prepare(self, sandbox: Sandbox) -> None:
@@ -107,7 +109,11 @@ class _R2eJudge:
         ]
         expected = len(self._tests.expected)
         matching = expected - sum(wanted is not None for _, wanted in unequal.values())
-        detail |= {"expected": expected, "passed": matching, "failed": failed[: self._tools.settings.max_shown]}
+        detail |= {
+            "expected": expected,
+            "passed": matching,
+            "failed": failed[: self._bounds.max_shown],
+        }
         if not failed and (doubts := test_log.doubts(log)):
             own = test_log.doubts(await self._untouched())
             new = [sentence for kind, sentence in doubts.items() if kind not in own]
@@ -125,7 +131,7 @@ class _R2eJudge:
             Command(
                 ("/bin/sh", "-c", _RUN, path),
                 timeout_s=self._tests.timeout_s,
-                max_output_bytes=self._tools.settings.max_log_bytes,
+                max_output_bytes=self._bounds.max_log_bytes,
             )
         )
 

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal, Self
 import httpx
 from pydantic import Field
 
+from turnstile_server.grading.bounds import GradingBounds
 from turnstile_server.kinds.resource_server.tools import ResourceTools
 from turnstile_server.own_tools.names import NamedTool, name_problem
 from turnstile_server.settings import GradingSettings
@@ -47,7 +48,10 @@ class ResourceServerOptions(GraderOptions):
         return "a resource server" if self.tools else None
 
     def open_tools(self, settings: GradingSettings) -> ResourceTools:
-        timeout_s, most = settings.resource_server_timeout_s, settings.max_resource_session_bytes
+        timeout_s, most = (
+            settings.resource_server_timeout_s,
+            settings.bounds_of(GradingBounds).max_resource_session_bytes,
+        )
         return ResourceTools(self.url, self.row, self.tools, timeout_s, most)
 
 

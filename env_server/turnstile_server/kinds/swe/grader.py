@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from turnstile_server.errors import FileProblem, TaskFailed
+from turnstile_server.grading.bounds import GradingBounds
 from turnstile_server.grading.judged_copy import JudgedCopies
 from turnstile_server.grading.protocol import Component, ComponentGrader, GradingTools, Work
 from turnstile_server.grading.verdict import DiffVerdict, one_line, storable
@@ -62,7 +63,7 @@ class _SweJudge:
         self._swe = swe
         self._copies = copies
         self._packages = tools.packages
-        self._settings = tools.settings
+        self._bounds = tools.settings.bounds_of(GradingBounds)
         self._row = _row_of(task, swe)
 
     async def prepare(self, sandbox: Sandbox) -> None:
@@ -86,12 +87,14 @@ class _SweJudge:
         ]
         expected = len(self._swe.fail_to_pass) + len(self._swe.pass_to_pass)
         detail |= {"expected": expected, "passed": expected - len(failed)}
-        detail |= {"failed": failed[: self._settings.max_shown], "resolved": report["resolved"]}
+        detail |= {
+            "failed": failed[: self._bounds.max_shown],
+            "resolved": report["resolved"],
+        }
         if report["doubts"]:
             return self._none(diff, detail, f"tampered: {'; '.join(report['doubts'])}")
         lines = tuple(
-            one_line(f"{one['id']} {one['status']}: {one['message']}")
-            for one in failed[: self._settings.max_shown]
+            one_line(f"{one['id']} {one['status']}: {one['message']}") for one in failed[: self._bounds.max_shown]
         )
         return Component(float(report["resolved"]), self._found(diff, detail), diff.summary + lines)
 
@@ -108,7 +111,7 @@ class _SweJudge:
                 env={"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "safe.directory", "GIT_CONFIG_VALUE_0": "*"},
                 user=User.TESTS,
                 timeout_s=self._swe.timeout_s,
-                max_output_bytes=self._settings.max_log_bytes,
+                max_output_bytes=self._bounds.max_log_bytes,
             )
         )
 

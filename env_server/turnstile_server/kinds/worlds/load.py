@@ -87,7 +87,7 @@ def tasks_of(world_class: type[World], at_most: int) -> list[WorldTask]:
     except (Exception, SystemExit) as error:
         raise _problem(world_class, f"tasks() raised {_shown(error)}") from error
     if len(found) > at_most:
-        raise _problem(world_class, f"tasks() gives more than {at_most} tasks (tasks.max_class_tasks)")
+        raise _problem(world_class, f"tasks() gives more than {at_most} tasks")
     if not found:
         raise _problem(world_class, "tasks() gives no task")
     for task in found:

@@ -12,6 +12,7 @@ from turnstile_server.kinds.worlds.definition import WorldDefinition, file_of, n
 from turnstile_server.kinds.worlds.environment import WorldEnvironment
 from turnstile_server.kinds.worlds.world import WorldTask, about
 from turnstile_server.settings import TaskSettings
+from turnstile_server.tasks.bounds import TaskBounds
 from turnstile_server.tasks.files import Files
 from turnstile_server.tasks.grader_options import MAY_NAME_CODE
 from turnstile_server.tasks.model import Task
@@ -37,7 +38,7 @@ class WorldClasses:
         # It takes the MCP SDK's server, half a second, which only those pay who have a world.
         from turnstile_server.kinds.worlds.load import WorldProblem, each_definition  # noqa: PLC0415
 
-        for found in each_definition(source, settings.max_class_tasks):
+        for found in each_definition(source, settings.bounds_of(TaskBounds).max_class_tasks):
             if isinstance(found, WorldProblem):
                 yield TaskProblem(found.file, found.line, found.field, found.message)
             else:
