@@ -24,7 +24,7 @@ import numpy as np
 
 from turnstile.models import Message, SamplingUsed, Turn, TurnTimings, WeightSpan
 from turnstile_server.journal import FileJournal, turn_of, turn_record
-from turnstile_server.journal.files import RealFiles
+from turnstile_server.journal.file_operations import RealFiles
 from turnstile_server.journal.segments import encode, record_header
 from turnstile_server.settings import JournalSettings
 

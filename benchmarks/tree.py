@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from turnstile.models import EpisodeStatus, Message, SamplingUsed, Turn, TurnTimings, WeightSpan
-from turnstile.models.wire import encode_forest, encode_samples
+from turnstile.models.samples_encoding import encode_forest, encode_samples
 from turnstile_server.capture import EpisodeFacts, Node, TokenTree, export_forest, export_samples
 
 SYSTEM = 2_000

@@ -44,7 +44,7 @@ from turnstile.models import (
     Turn,
     TurnList,
 )
-from turnstile.models.wire import MEDIA_TYPE, WireError, decode_forest, decode_samples
+from turnstile.models.samples_encoding import MEDIA_TYPE, WireError, decode_forest, decode_samples
 from turnstile.task_stream import TaskPageRequest
 
 JSON = "application/json"

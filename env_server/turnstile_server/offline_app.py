@@ -46,7 +46,7 @@ from turnstile_server.journal.joined import JoinedJournals
 from turnstile_server.observability.metrics import Metrics
 from turnstile_server.rendering.detokenizer import TokenBytes
 from turnstile_server.rendering.vocabulary import load_vocabulary
-from turnstile_server.replay.files import ReplayFiles
+from turnstile_server.replay.state_files import ReplayFiles
 from turnstile_server.settings import Settings
 
 _RETIRED = "This episode's worker process is not started any more: there are fewer workers now."

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from capture.forests import forests
 from capture.play import FACTS, Play
 from turnstile.models import EpisodeStatus, SampleSet, TokenForest
-from turnstile.models.wire import (
+from turnstile.models.samples_encoding import (
     WireError,
     decode_forest,
     decode_samples,

@@ -40,7 +40,7 @@ from turnstile.models import (
     TaskInfo,
     TaskPage,
 )
-from turnstile.models.wire import MEDIA_TYPE, encode_samples
+from turnstile.models.samples_encoding import MEDIA_TYPE, encode_samples
 
 FOR_EVER = 1e9
 INFRASTRUCTURE = ErrorInfo(type="sandbox_failed", message="the sandbox died", fault=Fault.INFRASTRUCTURE)

@@ -26,7 +26,7 @@ from turnstile.cli.transcript import show_episode_facts, show_turns
 from turnstile.exporters.parquet import read_parquet
 from turnstile.models import AuditReport
 from turnstile.models.messages import Message, ToolCall
-from turnstile.models.wire import decode_forest, decode_samples, sample_as_json
+from turnstile.models.samples_encoding import decode_forest, decode_samples, sample_as_json
 from turnstile_server import commands as server_commands
 
 DONE, FAILED, USAGE, UNREACHABLE = 0, 1, 2, 3

@@ -13,11 +13,17 @@ import pytest
 from capture.play import FACTS, Play
 from client.trainer_types import RECORDED, recorded_type, rollout
 from turnstile.exporters.datasets import from_dataset, to_dataset
-from turnstile.exporters.files import write_jsonl
 from turnstile.exporters.parquet import read_parquet, write_parquet
+from turnstile.exporters.sample_files import write_jsonl
 from turnstile.exporters.slime import rows_of
 from turnstile.models import ExpertArray, Sample, SampleSet, Turn, expert_array, join_experts
-from turnstile.models.wire import WireError, decode_forest, decode_samples, encode_forest, encode_samples
+from turnstile.models.samples_encoding import (
+    WireError,
+    decode_forest,
+    decode_samples,
+    encode_forest,
+    encode_samples,
+)
 from turnstile_server.capture import TokenTree, export_forest, export_samples
 from turnstile_server.control import results
 from turnstile_server.control.results import forest_json, samples_json, turns_json

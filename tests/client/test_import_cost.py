@@ -40,7 +40,7 @@ def cost_of(statement: str) -> dict[str, Any]:
     [
         "import turnstile",
         "from turnstile import AsyncClient, Client",
-        "from turnstile.models.wire import decode_samples",
+        "from turnstile.models.samples_encoding import decode_samples",
     ],
 )
 def test_an_import_stays_under_60_megabytes(statement: str) -> None:

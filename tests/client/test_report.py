@@ -18,7 +18,7 @@ from test_hostile_text import ALL, harmless
 from test_statistics_by import row
 
 from control_support import Door
-from turnstile.exporters.files import write_jsonl, write_safetensors
+from turnstile.exporters.sample_files import write_jsonl, write_safetensors
 from turnstile.models import (
     Episode,
     EpisodeStatus,

@@ -19,7 +19,7 @@ from test_cli import DONE, FAILED, UNREACHABLE, USAGE, Done, one_sentence, turns
 
 from turnstile.exporters.parquet import read_parquet
 from turnstile.models import EpisodeRequest, EpisodeStatus, ErrorInfo, Fault, TaskInfo
-from turnstile.models.wire import decode_samples
+from turnstile.models.samples_encoding import decode_samples
 from turnstile_server.demo.local_server import descendants, running
 from turnstile_server.journal.protocol import RecordType
 from turnstile_server.journal.reading import ReadOnlyJournal

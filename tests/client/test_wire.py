@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 
 from client.sample_strategies import sample_sets
 from turnstile.models import EpisodeStats, Sample, SampleSet
-from turnstile.models.wire import METADATA_KEY, WireError, decode_samples, encode_samples, sample_as_json
+from turnstile.models.samples_encoding import (
+    METADATA_KEY,
+    WireError,
+    decode_samples,
+    encode_samples,
+    sample_as_json,
+)
 
 ARRAYS = ("input_ids", "loss_mask", "logprobs", "weight_version")
 

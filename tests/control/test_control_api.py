@@ -19,7 +19,7 @@ from starlette.responses import StreamingResponse
 
 from control_support import KEY, Door, OpenDoor, running_app
 from turnstile.models import AuditReport, EngineInfo, Episode, EpisodeCreated, EpisodePage, Turn
-from turnstile.models.wire import MEDIA_TYPE, decode_forest, decode_samples
+from turnstile.models.samples_encoding import MEDIA_TYPE, decode_forest, decode_samples
 from turnstile_server.control.app import build_control_app
 from turnstile_server.http.connections import Seat
 from turnstile_server.observability.metrics import Metrics

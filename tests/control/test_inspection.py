@@ -12,7 +12,7 @@ import pytest
 
 from control_support import KEYS, Door, OpenDoor
 from turnstile.models import BreakReport, Episode, TokenMatches, TokenWindow, Turn, TurnOutlines
-from turnstile.models.wire import decode_samples
+from turnstile.models.samples_encoding import decode_samples
 from turnstile_server.rendering.vocabulary import load_vocabulary
 from waiting import wait_until
 

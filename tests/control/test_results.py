@@ -19,8 +19,14 @@ from pydantic import BaseModel
 from capture.forests import forests
 from capture.play import FACTS, Play
 from turnstile.models import SampleSet, TokenForest
-from turnstile.models import wire as wire_module
-from turnstile.models.wire import METADATA_KEY, decode_samples, forest_parts, sample_as_json, sample_parts
+from turnstile.models import samples_encoding as wire_module
+from turnstile.models.samples_encoding import (
+    METADATA_KEY,
+    decode_samples,
+    forest_parts,
+    sample_as_json,
+    sample_parts,
+)
 from turnstile_server.capture import TokenTree, export_forest, export_samples
 from turnstile_server.control import results
 from turnstile_server.control.body import json_bytes

@@ -16,8 +16,8 @@ from turnstile_server.engines.prompt_json import ids_json
 from turnstile_server.engines.protocol import EngineChunk, EngineSampling
 from turnstile_server.engines.replies import SseSplitter, error_for_status
 from turnstile_server.engines.sglang.calls import LiveCall
+from turnstile_server.engines.sglang.generate import ReplyReader, generate_body, meta_of
 from turnstile_server.engines.sglang.score import chosen_logprob, input_logprobs
-from turnstile_server.engines.sglang.wire import ReplyReader, generate_body, meta_of
 from turnstile_server.errors import EngineProtocolError, EngineRefused, EngineUnavailable, TurnstileError
 
 VOCAB = 4160

@@ -20,11 +20,11 @@ from transformers import AutoModelForCausalLM
 from local import tiny_model as make_tiny_model
 from sglang_server import sglang_server
 from turnstile.models import ExpertArray, Int32Array
-from turnstile.models.wire import decode_samples
+from turnstile.models.samples_encoding import decode_samples
 from turnstile_server.engines.protocol import CallOrigin, EngineCapabilities, EngineSampling, ExpertShape
 from turnstile_server.engines.sglang.engine import SGLangEngine
 from turnstile_server.engines.sglang.experts import ExpertRequest, check_experts, expert_request, read_shape
-from turnstile_server.engines.sglang.wire import ReplyReader
+from turnstile_server.engines.sglang.generate import ReplyReader
 from turnstile_server.errors import EngineProtocolError, EngineRefused, StartupError
 from turnstile_server.settings import EngineSettings
 

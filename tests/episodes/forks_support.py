@@ -9,7 +9,7 @@ from conversation import END
 from gate_support import Stage, says
 
 from turnstile.models import SampleSet
-from turnstile.models.wire import decode_forest, decode_samples
+from turnstile.models.samples_encoding import decode_forest, decode_samples
 from turnstile_server.errors import SandboxFailed
 from turnstile_server.sandboxes.protocol import Command, Sandbox
 from waiting import wait_until

@@ -28,7 +28,7 @@ from turnstile_server.errors import (
 )
 from turnstile_server.errors import JournalUnavailable as Full
 from turnstile_server.gate.turn_builder import Prompter
-from turnstile_server.journal.files import RealFiles
+from turnstile_server.journal.file_operations import RealFiles
 from turnstile_server.journal.protocol import Record, RecordType
 
 pytestmark = pytest.mark.anyio

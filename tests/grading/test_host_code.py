@@ -21,7 +21,7 @@ from turnstile_server.backends import build_backends
 from turnstile_server.errors import StartupError, TurnstileError, Unprocessable
 from turnstile_server.grading.errors import GraderFailed, GraderUnavailable
 from turnstile_server.grading.protocol import Work
-from turnstile_server.kinds.host_code.process import run_code
+from turnstile_server.kinds.host_code.runner_process import run_code
 from turnstile_server.settings import Settings
 from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.registry import load_tasks

@@ -136,7 +136,7 @@ def test_an_error_is_over_the_work_where_only_the_work_caused_it(
     first: str, then: str | None, *, by_work: bool
 ) -> None:
     program = f"""if 1:
-        from wire import Asked, Overran, over_the_work
+        from program_lines import Asked, Overran, over_the_work
         try:
             try:
                 raise {first}

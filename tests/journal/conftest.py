@@ -10,7 +10,7 @@ import journal_support
 import pytest
 
 from turnstile_server.journal import FileJournal
-from turnstile_server.journal.files import FileOps
+from turnstile_server.journal.file_operations import FileOps
 from turnstile_server.settings import JournalSettings
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from bounded import bounded
-from turnstile_server.journal.files import RealFiles
+from turnstile_server.journal.file_operations import RealFiles
 from turnstile_server.journal.protocol import Record, RecordType
 from turnstile_server.journal.recovery import list_segments
 from turnstile_server.journal.segments import DamagedBytes, FoundRecord, scan

@@ -26,7 +26,7 @@ from journal_support import (
 from real_disk import tmpfs
 from turnstile_server.errors import JournalUnavailable
 from turnstile_server.journal import FileJournal
-from turnstile_server.journal.files import FileOps, RealFiles
+from turnstile_server.journal.file_operations import FileOps, RealFiles
 from turnstile_server.journal.segments import FoundRecord
 from waiting import wait_until
 

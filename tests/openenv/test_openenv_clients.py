@@ -9,7 +9,7 @@ from openenv.core import GenericEnvClient, MCPToolClient
 from openenv_support import ANSWER, TASK, base_url
 
 from control_support import Door
-from turnstile_server.control.openenv.wire import TurnstileAction
+from turnstile_server.control.openenv.openenv_types import TurnstileAction
 
 pytestmark = pytest.mark.anyio
 

@@ -19,7 +19,7 @@ from turnstile_server.tasks.catalog import TaskCatalog
 from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.protocol import StoredTask
 from turnstile_server.tasks.registry import host_paths, load_tasks
-from turnstile_server.tasks.rows.files import BATCH_ROWS, row_files
+from turnstile_server.tasks.rows.row_files import BATCH_ROWS, row_files
 
 ROWS = [five(number) for number in range(1, 3 * BATCH_ROWS)]
 

@@ -14,9 +14,9 @@ import typer
 from turnstile.cli.connection import DataDirOption, JsonOption, KeyOption, UrlOption, connect
 from turnstile.cli.output import USAGE, Cell, Column, echo, echo_json, fail, reported, show_table
 from turnstile.cli.transcript import show_episode_facts, show_turns
-from turnstile.exporters.files import atomic_write
 from turnstile.exporters.formats import ExportFormat
 from turnstile.exporters.registry import export_format, installed_formats, writer_of
+from turnstile.exporters.sample_files import atomic_write
 from turnstile.models import Episode, EpisodeStatus
 from turnstile.sync import Client, EpisodeHandle
 

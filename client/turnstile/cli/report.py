@@ -9,7 +9,7 @@ import typer
 
 from turnstile.cli.connection import DataDirOption, KeyOption, UrlOption, connect
 from turnstile.cli.output import echo, reported
-from turnstile.exporters.files import atomic_write
+from turnstile.exporters.sample_files import atomic_write
 from turnstile.report.contents import EPISODES, TOKENS
 from turnstile.report.from_folder import report_of_folder
 from turnstile.report.from_server import report_of_run

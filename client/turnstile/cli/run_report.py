@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from turnstile.cli.output import USAGE, Column, fail, show_table
-from turnstile.exporters.files import atomic_write
 from turnstile.exporters.formats import JOURNAL
 from turnstile.exporters.registry import export_format, writer_of
+from turnstile.exporters.sample_files import atomic_write
 from turnstile.groups import short_groups
 from turnstile.models import EpisodeStats, Fault
 from turnstile.rollout import Rollout, RolloutProgress

@@ -34,16 +34,16 @@ class ExportFormat:
     extra: str | None = None
 
 
-JSONL = ExportFormat("turnstile.exporters.files:write_jsonl", "a JSON line per sample", ".jsonl", text=True)
+JSONL = ExportFormat("turnstile.exporters.sample_files:write_jsonl", "a JSON line per sample", ".jsonl", text=True)
 
 SAFETENSORS = ExportFormat(
-    "turnstile.exporters.files:write_safetensors", "arrays of an episode", ".safetensors", per_episode=True
+    "turnstile.exporters.sample_files:write_safetensors", "arrays of an episode", ".safetensors", per_episode=True
 )
 
 PARQUET = ExportFormat("turnstile.exporters.parquet:write_rows", "a row per sample", ".parquet", extra="parquet")
 
 TREE = ExportFormat(
-    "turnstile.exporters.files:write_tree",
+    "turnstile.exporters.sample_files:write_tree",
     "the token tree of an episode",
     ".tree.safetensors",
     per_episode=True,
@@ -51,7 +51,7 @@ TREE = ExportFormat(
 )
 
 JOURNAL = ExportFormat(
-    "turnstile.exporters.files:write_journal",
+    "turnstile.exporters.sample_files:write_journal",
     "all that is recorded of an ended episode, for `turnstile ui FOLDER`",
     ".tsj",
     per_episode=True,

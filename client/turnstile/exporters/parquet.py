@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from turnstile.exporters.files import atomic_write
+from turnstile.exporters.sample_files import atomic_write
 from turnstile.models import ExpertArray, Sample, SampleSet
 from turnstile.rollout import Rollout
 

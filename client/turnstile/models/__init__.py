@@ -2,10 +2,10 @@
 
 Read ``base`` (base class, ids, ranges of numbers) and ``arrays`` (NumPy arrays as fields), then what an episode is
 made of: ``episode`` (with ``status``, ``tasks``, ``lease``, ``staleness``, ``reward``, ``regrade``), ``messages``,
-``turn``, ``network``, ``spans``. ``sample`` and ``forest`` are what a trainer gets, ``wire`` is their binary form;
-``summary``, ``stats``, ``live``, ``group``, ``tokens``, ``outline``, ``work`` and ``replay`` are for people to
-look at, and ``why`` (with ``evidence``) says in words how an episode ended. ``engine`` and ``audit`` are the
-answers about the engine and about recorded episodes.
+``turn``, ``network``, ``spans``. ``sample`` and ``forest`` are what a trainer gets, ``samples_encoding`` is their
+binary form; ``summary``, ``stats``, ``live``, ``group``, ``tokens``, ``outline``, ``work`` and ``replay`` are for
+people to look at, and ``why`` (with ``evidence``) says in words how an episode ended. ``engine`` and ``audit`` are
+the answers about the engine and about recorded episodes.
 """
 
 from turnstile.models.arrays import Float32Array, Int32Array, UInt8Array

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from turnstile import errors
 from turnstile.models import Episode, summary_of
-from turnstile.models.wire import WireError, decode_samples, sample_as_json
+from turnstile.models.samples_encoding import WireError, decode_samples, sample_as_json
 from turnstile.report.choose import ChosenEpisode, choose
 from turnstile.report.contents import RunReport, ShownEpisode, TokenPiece, ends_of
 

@@ -1,9 +1,9 @@
 """``turnstile doctor`` and ``turnstile agents doctor``: what holds on this machine, before an episode needs it.
 
-The first makes a sandbox and attacks it from inside (``testing/machine.py``) and lists the parts that packages add
-(``testing/parts.py``), or tells what works in an image (``testing/image_check.py``). The second installs an agent,
-which plays one small task (or the task that ``--task`` names) with a scripted policy in place of a model. No model
-is needed, and nothing of it is for training.
+The first makes a sandbox and attacks it from inside (``testing/machine.py``) and lists the plug-ins that packages
+add (``testing/installed_plugins.py``), or tells what works in an image (``testing/image_check.py``). The second
+installs an agent, which plays one small task (or the task that ``--task`` names) with a scripted policy in place
+of a model. No model is needed, and nothing of it is for training.
 
 Exit codes: 0; 1 if a check failed; 2 if settings, specs, sandboxes or the model folder cannot be used; 130 and 143
 after SIGINT and SIGTERM, when everything was released.

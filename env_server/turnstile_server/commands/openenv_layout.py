@@ -51,7 +51,7 @@ class TurnstileTools(MCPToolClient):
 
 _MODELS = '''"""The types on the wire. They come with the server (``pip install '.[server]'``)."""
 
-from turnstile_server.control.openenv.wire import TurnstileAction, TurnstileObservation, TurnstileState
+from turnstile_server.control.openenv.openenv_types import TurnstileAction, TurnstileObservation, TurnstileState
 
 __all__ = ["TurnstileAction", "TurnstileObservation", "TurnstileState"]
 '''

@@ -11,8 +11,8 @@ from starlette.background import BackgroundTask
 from starlette.responses import Response
 
 from turnstile.models import Episode, NetworkReport, TurnList, TurnOutlines, explained
-from turnstile.models.wire import MEDIA_TYPE as SAFETENSORS
-from turnstile.models.wire import forest_parts, sample_parts
+from turnstile.models.samples_encoding import MEDIA_TYPE as SAFETENSORS
+from turnstile.models.samples_encoding import forest_parts, sample_parts
 from turnstile_server.control.body import JSON, while_connected
 from turnstile_server.control.protocol import EpisodeReading, InspectionService
 from turnstile_server.control.results import forest_json, outlines_json, parts_response, samples_json, turns_json

@@ -19,7 +19,7 @@ from starlette.background import BackgroundTask
 from starlette.responses import StreamingResponse
 
 from turnstile.models import SampleSet, TokenForest, Turn, TurnOutlines
-from turnstile.models.wire import PART_BYTES
+from turnstile.models.samples_encoding import PART_BYTES
 from turnstile_server.control.body import json_bytes
 
 SLICE_NUMBERS = 1 << 14

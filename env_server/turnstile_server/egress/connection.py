@@ -21,8 +21,8 @@ from turnstile_server.egress.client_hello import ClientHello, HelloReader, NotTl
 from turnstile_server.egress.dialer import Dialer
 from turnstile_server.egress.log import NetworkLog
 from turnstile_server.egress.policy import HostRule, NetworkPhase
+from turnstile_server.egress.proxy_target import ProxyTarget, forwarded_headers, target_of, upstream_request
 from turnstile_server.egress.refusal import NetworkRefused
-from turnstile_server.egress.request import ProxyTarget, forwarded_headers, target_of, upstream_request
 from turnstile_server.egress.streams import READ_BYTES, HttpEnd, IdleWatch, MeteredStream
 from turnstile_server.settings.egress import EgressSettings
 from turnstile_server.settings.host_patterns import normal_host, shown_host

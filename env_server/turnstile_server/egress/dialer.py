@@ -16,8 +16,8 @@ from turnstile.models.network import NetworkOutcome
 from turnstile_server.egress.addresses import Address, Resolver, allowed, plain, within
 from turnstile_server.egress.bounds import EgressBounds
 from turnstile_server.egress.log import NetworkEntry
+from turnstile_server.egress.proxy_target import ProxyTarget
 from turnstile_server.egress.refusal import NetworkRefused
-from turnstile_server.egress.request import ProxyTarget
 from turnstile_server.settings.egress import EgressSettings
 from turnstile_server.settings.host_patterns import shown_host
 

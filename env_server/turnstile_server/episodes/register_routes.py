@@ -16,8 +16,8 @@ from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from turnstile.models import EpisodeFilter, EpisodeSort, EpisodeSummary
-from turnstile.models.wire import MEDIA_TYPE as SAFETENSORS
-from turnstile.models.wire import sample_parts
+from turnstile.models.samples_encoding import MEDIA_TYPE as SAFETENSORS
+from turnstile.models.samples_encoding import sample_parts
 from turnstile_server.control.body import JSON
 from turnstile_server.control.results import parts_response
 from turnstile_server.episodes.reader import EpisodeReader

@@ -18,8 +18,8 @@ from turnstile.models import (
 )
 from turnstile_server.episodes.reader import EpisodeReader
 from turnstile_server.errors import Conflict, NotFound, WorkNotKept
-from turnstile_server.replay.files import ReplayFiles
 from turnstile_server.replay.manifest import StateRecord
+from turnstile_server.replay.state_files import ReplayFiles
 
 
 class ReplayReports:

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 from starlette.types import Scope
 
+from turnstile_server.http.body_parts import PartQueue
 from turnstile_server.http.bounds import ListenerBounds
 from turnstile_server.http.fair_share import FairShare
-from turnstile_server.http.parts import PartQueue
 from turnstile_server.settings import BoundedSection
 
 _LOG = logging.getLogger(__name__)

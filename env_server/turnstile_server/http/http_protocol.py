@@ -19,8 +19,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
 
+from turnstile_server.http.body_parts import PartedFlow, PartedInput
 from turnstile_server.http.connections import Seat, extensions_of
-from turnstile_server.http.parts import PartedFlow, PartedInput
 from turnstile_server.http.refusal import refusal
 from turnstile_server.shortages import is_shortage
 

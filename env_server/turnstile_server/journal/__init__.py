@@ -6,7 +6,8 @@ commit) and ``writer`` (the only code that changes segments while serving). ``se
 ``reading`` reads records, and whole directories without changing them, ``joined`` several as one; ``export``
 writes one episode as a segment. ``space`` deletes and gives disk space back, by ``retention`` (which episodes),
 ``compaction`` (which bytes) and ``reserve`` (room for deletions on a full disk). ``records`` converts the shared
-models, ``files`` are the file operations and the lock, ``stats`` the counters. ``bounds`` has the constants.
+models, ``file_operations`` are the file operations and the lock, ``stats`` the counters. ``bounds`` has the
+constants.
 """
 
 from turnstile_server.journal.journal import FileJournal

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from turnstile_server.journal.entries import Journaled, RecordLocation, SegmentMark, place
-from turnstile_server.journal.files import FileOps
+from turnstile_server.journal.file_operations import FileOps
 from turnstile_server.journal.recovery import entry_of
 from turnstile_server.journal.segments import (
     FILE_HEADER,

@@ -24,7 +24,7 @@ import anyio.to_thread
 from turnstile_server.errors import JournalUnavailable, StartupError
 from turnstile_server.journal.bounds import JournalBounds
 from turnstile_server.journal.commit import GroupCommit
-from turnstile_server.journal.files import DirectoryLock, FileOps, RealFiles
+from turnstile_server.journal.file_operations import DirectoryLock, FileOps, RealFiles
 from turnstile_server.journal.index import JournalIndex, UnindexedEntries
 from turnstile_server.journal.protocol import Record
 from turnstile_server.journal.reading import PAGE, IndexReader

@@ -17,7 +17,7 @@ import anyio.to_thread
 
 from turnstile_server.errors import JournalUnavailable, StartupError
 from turnstile_server.journal.entries import Journaled, place
-from turnstile_server.journal.files import check_unused
+from turnstile_server.journal.file_operations import check_unused
 from turnstile_server.journal.index import JournalIndex
 from turnstile_server.journal.protocol import Record, RecordType
 from turnstile_server.journal.recovery import survey

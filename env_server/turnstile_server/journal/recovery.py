@@ -28,7 +28,7 @@ from turnstile_server.journal.entries import (
     needs_meta,
     position,
 )
-from turnstile_server.journal.files import FileOps
+from turnstile_server.journal.file_operations import FileOps
 from turnstile_server.journal.index import JournalIndex
 from turnstile_server.journal.segments import (
     FILE_HEADER,

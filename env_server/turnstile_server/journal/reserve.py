@@ -13,7 +13,7 @@ import logging
 import os
 from pathlib import Path
 
-from turnstile_server.journal.files import FileOps
+from turnstile_server.journal.file_operations import FileOps
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from turnstile_server.errors import JournalUnavailable
 from turnstile_server.journal.commit import GroupCommit
 from turnstile_server.journal.compaction import compacted
 from turnstile_server.journal.entries import SegmentMark
-from turnstile_server.journal.files import DirectoryLock, FileOps
+from turnstile_server.journal.file_operations import DirectoryLock, FileOps
 from turnstile_server.journal.index import JournalIndex, LastState, SegmentUse, UnindexedEntries
 from turnstile_server.journal.protocol import Record, RecordType
 from turnstile_server.journal.retention import DiskBounds, Room, expired, make_room

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from turnstile_server.journal.entries import IndexEntry, Journaled, SegmentMark, position
-from turnstile_server.journal.files import DirectoryLock, FileOps
+from turnstile_server.journal.file_operations import DirectoryLock, FileOps
 from turnstile_server.journal.protocol import RecordType
 from turnstile_server.journal.segments import FILE_HEADER, EncodedRecord, file_header, record_header, segment_path
 from turnstile_server.journal.stats import JournalStats

@@ -28,8 +28,8 @@ import anyio.to_thread
 from turnstile.models import ReplayFile
 from turnstile_server.data_dir import replay_contents
 from turnstile_server.replay.capture import REASONS, Capture, ChangedFile
-from turnstile_server.replay.files import DIGEST, STATES, ReplayFiles
 from turnstile_server.replay.manifest import StateRecord
+from turnstile_server.replay.state_files import DIGEST, STATES, ReplayFiles
 from turnstile_server.settings import EpisodeSettings
 
 T = TypeVar("T")

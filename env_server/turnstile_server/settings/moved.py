@@ -79,7 +79,7 @@ _CONSTANTS: Final[Mapping[tuple[str, str], str]] = {
         "restart_window_s backoff_start_s backoff_ceiling_s kill_wait_s log_end_s log_lines"
     ),
     ("observability", "observability.bounds:LiveBounds"): "kept_samples",
-    ("openenv", "control.openenv.parts:OpenEnvBounds"): "max_ahead kept",
+    ("openenv", "control.openenv.openenv_parts:OpenEnvBounds"): "max_ahead kept",
     ("openenv", "http.bounds:ListenerBounds"): "ping_interval_s ping_timeout_s",
     ("tasks", "tasks.bounds:TaskBounds"): "cached_rows max_class_tasks",
     ("tools", "http.bounds:ListenerBounds"): "body_timeout_s send_timeout_s",

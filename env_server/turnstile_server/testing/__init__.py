@@ -4,6 +4,6 @@ Read ``policy`` first (a policy and the chat format that it reads and writes), t
 any agent that can run commands), ``scripted_engine`` (an engine whose completions a policy writes), ``recording``
 (sandboxes that record what an agent does), ``server`` (the whole server), ``doctor`` (a check of one agent),
 ``world_play`` (tasks that are Python classes, played by functions), ``machine`` and ``sandbox_probes`` (what holds
-sandboxes on this machine), ``parts`` (what packages add).
+sandboxes on this machine), ``installed_plugins`` (what packages add).
 ``model/`` holds a small tokenizer with a chat template and no weights.
 """

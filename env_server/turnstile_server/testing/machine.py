@@ -25,7 +25,7 @@ from turnstile_server.journal.segments import SEGMENT_PATTERN
 from turnstile_server.sandboxes.protocol import SandboxProvider, SandboxSpec
 from turnstile_server.settings import Settings
 from turnstile_server.testing.doctor import Finding
-from turnstile_server.testing.parts import installed_parts
+from turnstile_server.testing.installed_plugins import installed_parts
 from turnstile_server.testing.sandbox_probes import LIMITS, PROBES
 
 _WRITTEN = 64 << 10

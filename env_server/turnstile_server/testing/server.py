@@ -28,7 +28,7 @@ from turnstile.models import (
     TaskRef,
     Turn,
 )
-from turnstile.models.wire import decode_samples
+from turnstile.models.samples_encoding import decode_samples
 from turnstile_server.app import open_apps
 from turnstile_server.backends import Backends, build_backends
 from turnstile_server.capture.keys import tools_key

@@ -34,9 +34,9 @@ from turnstile_server.http.origins import OriginRules
 from turnstile_server.http.stopping import Stopping
 from turnstile_server.settings import ToolSettings
 from turnstile_server.tools.bounds import McpBounds
+from turnstile_server.tools.mcp_request import McpRequest, request_of
 from turnstile_server.tools.progress import CallProgress
 from turnstile_server.tools.protocol import EpisodeTools, Progress, ToolDirectory, ToolResult
-from turnstile_server.tools.request import McpRequest, request_of
 from turnstile_server.tools.sessions import EpisodeSessions
 from turnstile_server.tools.toolbox import Toolbox
 

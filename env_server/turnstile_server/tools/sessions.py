@@ -22,8 +22,8 @@ from turnstile_server.errors import Gone, InvalidRequest
 from turnstile_server.settings import ToolSettings
 from turnstile_server.tools.bounds import McpBounds
 from turnstile_server.tools.events import CURRENT_EVENTS, CurrentSessionStore
+from turnstile_server.tools.mcp_request import McpRequest, McpSession
 from turnstile_server.tools.protocol import EpisodeTools
-from turnstile_server.tools.request import McpRequest, McpSession
 
 _MS_PER_S = 1000
 

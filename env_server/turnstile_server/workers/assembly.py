@@ -29,7 +29,7 @@ from turnstile_server.errors import StartupError, TurnstileError
 from turnstile_server.http.listeners import bind, url_of
 from turnstile_server.http.starting import StartProgress
 from turnstile_server.http.stopping import Stopping
-from turnstile_server.journal.files import DirectoryLock
+from turnstile_server.journal.file_operations import DirectoryLock
 from turnstile_server.model_files import model_folder
 from turnstile_server.observability.metrics import Metrics
 from turnstile_server.settings import Settings

@@ -30,7 +30,7 @@ from turnstile.models import (
     group_summaries,
     statistics_by,
 )
-from turnstile.models.wire import decode_samples
+from turnstile.models.samples_encoding import decode_samples
 from turnstile_server.episodes.register_routes import WorkerRows
 from turnstile_server.episodes.selection import EpisodeSelection, ordered, ordered_groups
 from turnstile_server.errors import NotFound

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from turnstile_server.tasks.rows.files import Row
 from turnstile_server.tasks.rows.kinds import RowFields
 from turnstile_server.tasks.rows.options import RowMapping
+from turnstile_server.tasks.rows.row_files import Row
 from turnstile_server.tasks.rows.values import RowFault
 
 

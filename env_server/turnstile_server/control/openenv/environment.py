@@ -23,10 +23,8 @@ from openenv.core.env_server.types import EnvironmentMetadata
 from turnstile.models import CompletionRequest, Episode, EpisodeCreated, EpisodeStatus
 from turnstile_server.control.bounds import ControlBounds
 from turnstile_server.control.openenv.agent_calls import EpisodeToolCalls, ModelCalls, ToolAnswer
-from turnstile_server.control.openenv.parts import OpenEnvParts, metadata
-from turnstile_server.control.openenv.task_choice import TaskChoice
-from turnstile_server.control.openenv.tool_wire import chat_function, observed, openenv_tool
-from turnstile_server.control.openenv.wire import (
+from turnstile_server.control.openenv.openenv_parts import OpenEnvParts, metadata
+from turnstile_server.control.openenv.openenv_types import (
     ResetParameters,
     TurnstileAction,
     TurnstileObservation,
@@ -34,6 +32,8 @@ from turnstile_server.control.openenv.wire import (
     error_of,
     outcome,
 )
+from turnstile_server.control.openenv.task_choice import TaskChoice
+from turnstile_server.control.openenv.tool_wire import chat_function, observed, openenv_tool
 from turnstile_server.errors import Conflict, NotFound, TurnstileError, error_of_type
 from turnstile_server.tools.protocol import ToolSpec
 

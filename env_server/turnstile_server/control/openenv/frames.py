@@ -27,9 +27,9 @@ from pydantic import ValidationError
 from turnstile_server.control.body import parse_json
 from turnstile_server.control.openenv.environment import TurnstileEnvironment
 from turnstile_server.control.openenv.jsonrpc import JsonRpc, RpcSession
-from turnstile_server.control.openenv.parts import PRODUCTION
+from turnstile_server.control.openenv.openenv_parts import PRODUCTION
+from turnstile_server.control.openenv.openenv_types import TurnstileAction, serialise
 from turnstile_server.control.openenv.socket import SocketLimits, SocketProtocol
-from turnstile_server.control.openenv.wire import TurnstileAction, serialise
 from turnstile_server.errors import InvalidRequest, QueueFull, TurnstileError, Unprocessable
 
 _LOG = logging.getLogger(__name__)

@@ -22,7 +22,7 @@ from pydantic import ValidationError
 
 from turnstile_server.control.body import json_bytes, parse_json
 from turnstile_server.control.openenv.environment import TurnstileEnvironment
-from turnstile_server.control.openenv.parts import metadata
+from turnstile_server.control.openenv.openenv_parts import metadata
 from turnstile_server.control.openenv.socket import SocketLimits, SocketProtocol
 from turnstile_server.control.openenv.tool_wire import mcp_result, mcp_tool
 from turnstile_server.errors import NotFound, QueueFull, TurnstileError, Unprocessable

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import anyio
 import anyio.to_thread
 
-from turnstile_server.control.openenv.parts import OpenEnvParts
+from turnstile_server.control.openenv.openenv_parts import OpenEnvParts
 from turnstile_server.errors import NotInstalled, TurnstileError
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from turnstile_server.control.body import (
 )
 from turnstile_server.control.errors import unprocessable
 from turnstile_server.control.openenv.loader import OpenEnvLoader
-from turnstile_server.control.openenv.parts import metadata
+from turnstile_server.control.openenv.openenv_parts import metadata
 from turnstile_server.errors import InvalidRequest, NotInstalled, TurnstileError
 
 PARSE_ERROR, INVALID_REQUEST, SERVER_ERROR = -32700, -32600, -32000

@@ -18,15 +18,15 @@ from turnstile_server.control.openenv.environment import TurnstileEnvironment
 from turnstile_server.control.openenv.frames import FrameProtocol
 from turnstile_server.control.openenv.jsonrpc import JsonRpc, RpcProtocol, RpcSession
 from turnstile_server.control.openenv.mcp_sessions import McpSessions
-from turnstile_server.control.openenv.parts import OpenEnvBounds, OpenEnvParts
-from turnstile_server.control.openenv.socket import BoundedSocket, MessageT, SocketLimits, SocketProtocol
-from turnstile_server.control.openenv.task_choice import TaskChoice, TaskOrder
-from turnstile_server.control.openenv.wire import (
+from turnstile_server.control.openenv.openenv_parts import OpenEnvBounds, OpenEnvParts
+from turnstile_server.control.openenv.openenv_types import (
     TurnstileAction,
     TurnstileObservation,
     schemas,
     serialise,
 )
+from turnstile_server.control.openenv.socket import BoundedSocket, MessageT, SocketLimits, SocketProtocol
+from turnstile_server.control.openenv.task_choice import TaskChoice, TaskOrder
 from turnstile_server.errors import Unprocessable
 from turnstile_server.http.bounds import ListenerBounds
 

@@ -16,7 +16,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from turnstile_server.control.body import json_bytes, json_response, parse_json
 from turnstile_server.control.openenv.loader import import_openenv
-from turnstile_server.control.openenv.parts import metadata
+from turnstile_server.control.openenv.openenv_parts import metadata
 from turnstile_server.control.openenv.routes import (
     INVALID_REQUEST,
     PARSE_ERROR,
@@ -26,7 +26,7 @@ from turnstile_server.control.openenv.routes import (
 )
 from turnstile_server.errors import EngineUnavailable
 
-WIRE = "turnstile_server.control.openenv.wire"
+WIRE = "turnstile_server.control.openenv.openenv_types"
 """The module that needs ``openenv-core``."""
 
 

@@ -41,11 +41,11 @@ from turnstile_server.engines.sglang.calls import LiveCalls
 from turnstile_server.engines.sglang.control import SGLangControl
 from turnstile_server.engines.sglang.experts import expert_request
 from turnstile_server.engines.sglang.facts import ServerFacts
+from turnstile_server.engines.sglang.generate import ReplyReader, generate_body
 from turnstile_server.engines.sglang.groups import SGLangGroups
 from turnstile_server.engines.sglang.score import SGLangScorer
 from turnstile_server.engines.sglang.start import read_server
 from turnstile_server.engines.sglang.weights import SGLangWeights
-from turnstile_server.engines.sglang.wire import ReplyReader, generate_body
 from turnstile_server.engines.tokenizer_probe import TokenizerProbe
 from turnstile_server.engines.weights import UpdateWay, WeightBucket, WeightGroup
 from turnstile_server.errors import Conflict, EngineProtocolError, EngineRefused, StartupError

@@ -14,7 +14,7 @@ from turnstile_server.engines.prompt_json import ids_json
 from turnstile_server.engines.protocol import EngineSampling
 from turnstile_server.engines.replies import entry_id, entry_logprob, finite, refuse
 from turnstile_server.engines.server_scores import ask_score, new_score, score_by_position
-from turnstile_server.engines.sglang.wire import generate_body, meta_of
+from turnstile_server.engines.sglang.generate import generate_body, meta_of
 
 
 class SGLangScorer:

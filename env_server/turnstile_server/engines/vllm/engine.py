@@ -39,11 +39,11 @@ from turnstile_server.engines.replies import error_for_status, parse_json
 from turnstile_server.engines.server_replies import coalesced, stream_chunks
 from turnstile_server.engines.tokenizer_probe import TokenizerProbe
 from turnstile_server.engines.vllm.calls import VllmCall, VllmCalls
+from turnstile_server.engines.vllm.generate import ID_PREFIX, StreamReader, generate_body, read_whole
 from turnstile_server.engines.vllm.load import read_load
 from turnstile_server.engines.vllm.score import Scorer
 from turnstile_server.engines.vllm.start import VllmFacts, read_server
 from turnstile_server.engines.vllm.weights import VllmWeights
-from turnstile_server.engines.vllm.wire import ID_PREFIX, StreamReader, generate_body, read_whole
 from turnstile_server.engines.vllm.workers import WITHOUT_EXTENSION
 from turnstile_server.engines.weights import UpdateWay, WeightBucket
 from turnstile_server.errors import (

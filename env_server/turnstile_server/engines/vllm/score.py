@@ -18,8 +18,8 @@ from turnstile_server.engines.prompt_json import ids_json
 from turnstile_server.engines.protocol import EngineSampling
 from turnstile_server.engines.server_scores import ask_score, new_score, score_by_position
 from turnstile_server.engines.vllm.calls import VllmCalls
+from turnstile_server.engines.vllm.generate import generate_body, named_logprob, prompt_logprobs
 from turnstile_server.engines.vllm.weights import VllmWeights
-from turnstile_server.engines.vllm.wire import generate_body, named_logprob, prompt_logprobs
 from turnstile_server.errors import EngineUnavailable
 from turnstile_server.settings import EngineSettings
 

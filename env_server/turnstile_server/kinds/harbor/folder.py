@@ -14,9 +14,9 @@ from pydantic import ValidationError
 from turnstile.models import Limits
 from turnstile_server.kinds.harbor.config import HarborConfig, HarborVerifier
 from turnstile_server.kinds.harbor.findings import FolderFindings
+from turnstile_server.kinds.harbor.folder_parts import INSTRUCTION, SOLUTION, TESTS, FolderParts
 from turnstile_server.kinds.harbor.image import COMPOSE_FILES, HarborImage, find_image
 from turnstile_server.kinds.harbor.network import network_of
-from turnstile_server.kinds.harbor.parts import INSTRUCTION, SOLUTION, TESTS, FolderParts
 from turnstile_server.kinds.harbor.refusals import refuse_unsupported
 from turnstile_server.kinds.harbor.steps import STEPS, StepFolders
 from turnstile_server.kinds.harbor.toml_lines import key_lines

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from turnstile_server.kinds.harbor.config import HarborConfig, HarborStep
 from turnstile_server.kinds.harbor.findings import FolderFindings
-from turnstile_server.kinds.harbor.parts import INSTRUCTION, SOLUTION, TESTS, FolderParts
+from turnstile_server.kinds.harbor.folder_parts import INSTRUCTION, SOLUTION, TESTS, FolderParts
 from turnstile_server.tasks.files import LayeredFiles
 from turnstile_server.tasks.steps import TaskStep
 

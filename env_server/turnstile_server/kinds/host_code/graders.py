@@ -16,7 +16,7 @@ from turnstile_server.grading.protocol import Component, ComponentGrader, Gradin
 from turnstile_server.grading.verdict import printable
 from turnstile_server.grading.work_files import WorkReader
 from turnstile_server.kinds.host_code.options import FunctionOptions, RubricOptions, SchemaOptions
-from turnstile_server.kinds.host_code.process import RanTooLong, run_code
+from turnstile_server.kinds.host_code.runner_process import RanTooLong, run_code
 from turnstile_server.tasks.model import Task
 
 

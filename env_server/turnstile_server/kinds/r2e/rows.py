@@ -14,9 +14,9 @@ from pathlib import PurePosixPath
 from typing import Any, Final, get_args
 
 from turnstile_server.kinds.r2e.options import Outcome
-from turnstile_server.tasks.rows.files import Row
 from turnstile_server.tasks.rows.kinds import INSTRUCTION, RowFields, RowKind
 from turnstile_server.tasks.rows.options import RowMapping
+from turnstile_server.tasks.rows.row_files import Row
 from turnstile_server.tasks.rows.values import RowFault, filled, names_in, task_id
 
 KIND = "r2e-gym"

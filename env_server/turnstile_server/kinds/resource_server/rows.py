@@ -14,9 +14,9 @@ from typing import Any
 from turnstile_server.kinds.resource_server.options import PARAMS, ResourceServerOptions, tools_of
 from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.rows.convert import task_of_fields
-from turnstile_server.tasks.rows.files import Row
 from turnstile_server.tasks.rows.kinds import RowFields
 from turnstile_server.tasks.rows.options import RowMapping
+from turnstile_server.tasks.rows.row_files import Row
 from turnstile_server.tasks.rows.values import RowFault, filled, task_id
 
 _ID_COLUMNS = ("id", "uuid", "instance_id", "task_id")

@@ -10,9 +10,9 @@ from typing import Any, Final
 
 from turnstile_server.kinds.swe.data_sets import DATA_SETS, SweDataSet
 from turnstile_server.kinds.swe.scripts import files_of_tests, script_of
-from turnstile_server.tasks.rows.files import Row
 from turnstile_server.tasks.rows.kinds import INSTRUCTION, SHOWN_COLUMNS, RowFields, RowKind
 from turnstile_server.tasks.rows.options import RowMapping
+from turnstile_server.tasks.rows.row_files import Row
 from turnstile_server.tasks.rows.values import RowFault, filled, listed_tests, task_id
 
 SHELL_BYTES = 100_000

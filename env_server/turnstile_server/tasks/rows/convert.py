@@ -14,9 +14,9 @@ from pydantic import ValidationError
 from turnstile.plugins import BrokenPlugin, is_reference
 from turnstile_server.tasks.grader_options import field_place, host_code_of
 from turnstile_server.tasks.model import Task
-from turnstile_server.tasks.rows.files import Row
 from turnstile_server.tasks.rows.kinds import HIDDEN_COLUMNS, RowFields, RowKind, RowKinds
 from turnstile_server.tasks.rows.options import RowMapping
+from turnstile_server.tasks.rows.row_files import Row
 from turnstile_server.tasks.rows.values import RowFault, names_in
 
 

@@ -14,8 +14,8 @@ from typing import Any, Final, Protocol, runtime_checkable
 from turnstile.plugins import BrokenPlugin, Plugin, Plugins
 from turnstile_server.tasks.grader_options import options_in_field
 from turnstile_server.tasks.model import Task
-from turnstile_server.tasks.rows.files import Row
 from turnstile_server.tasks.rows.options import RowMapping
+from turnstile_server.tasks.rows.row_files import Row
 from turnstile_server.tasks.rows.values import RowFault, task_id
 
 ROW_KINDS: Final = Plugins("turnstile.row_kinds")

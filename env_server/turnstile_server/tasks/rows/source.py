@@ -16,8 +16,8 @@ from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.parse import TaskSyntaxError
 from turnstile_server.tasks.protocol import Recognition, StoredTask, TaskProblem
 from turnstile_server.tasks.rows.convert import RowConverter, RowReader
-from turnstile_server.tasks.rows.files import ReadRow, Row, RowFile, row_files
 from turnstile_server.tasks.rows.options import SCHEME, RowOptions, map_file_of, parse_options, path_of
+from turnstile_server.tasks.rows.row_files import ReadRow, Row, RowFile, row_files
 from turnstile_server.tasks.selection import Condition, labels, labels_of
 
 

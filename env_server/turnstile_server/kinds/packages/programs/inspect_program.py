@@ -32,7 +32,7 @@ from inspect_ai.util._sandbox.context import (
     sandbox_default_context_var,
     sandbox_environments_context_var,
 )
-from wire import Asked, Line, Overran, list_tasks, load_module, serve
+from program_lines import Asked, Line, Overran, list_tasks, load_module, serve
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 MODEL = "turnstile/agent"

@@ -21,11 +21,11 @@ from typing import Any
 sys.path.insert(0, os.path.abspath(f"{__file__}/../../../../integrations/programs"))
 
 import verifiers.v1 as vf
+from program_lines import Line, list_tasks, load_module, serve
 from verifiers.v1.runtimes.base import BaseRuntimeInfo, ProgramResult, Runtime
 from verifiers.v1.state import state_cls
 from verifiers.v1.utils.generic import concrete_type
 from verifiers.v1.utils.loaders import _plugin_class, taskset_class
-from wire import Line, list_tasks, load_module, serve
 
 
 class ServerRuntime(Runtime):

@@ -18,7 +18,7 @@ from typing import Any
 
 sys.path.insert(0, os.path.abspath(f"{__file__}/../../../../integrations/programs"))
 
-from wire import Line, serve
+from program_lines import Line, serve
 
 _FINAL = re.compile(r"^(?:=+ )?(\d+ [a-z]+(?:, \d+ [a-z]+)*) in [\d.:]+ ?s", re.MULTILINE)
 """pytest's last line, with its counts."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from turnstile.models import SampleSet, TokenForest
-from turnstile.models.wire import encode_forest, encode_samples, sample_as_json
+from turnstile.models.samples_encoding import encode_forest, encode_samples, sample_as_json
 
 
 def write_jsonl(episodes: Iterable[SampleSet], file: BinaryIO) -> int:
