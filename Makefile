@@ -7,6 +7,8 @@
 # make test-agents  real agents and clients from their registries (scripts/ci_installs.sh)
 # make engines  real engines: TURNSTILE_SGLANG_PYTHON and TURNSTILE_VLLM_PYTHON (scripts/install_sglang_cpu.sh,
 #               scripts/install_vllm_cpu.sh)
+# make lowest   the quick tests with the lowest versions that pyproject.toml allows, in environments of their own in the
+#               cache folder; then writes scripts/lowest.txt. To be played after a change of a bound
 # make everything  every test and every check that there is, those included that .ci/run leaves out, with what they
 #               need: hours. SUITES="slow docker" plays these; RECORD=1 keeps what they cost (CONTRIBUTING.md)
 # make check    the quick inner loop: format, lint, types and the quick tests of what changed (BASE=main)
@@ -40,7 +42,7 @@ INSTALLED := .venv/installed
 RUNS := .venv/runs
 SUITE := $(BIN)/python scripts/suites.py
 
-.PHONY: install test test-slow test-workers test-browser test-docker test-agents everything engines check lint demo container bench agents-matrix recorded-run pictures campaign harbor docs ui ui-check clean
+.PHONY: install test test-slow test-workers test-browser test-docker test-agents lowest everything engines check lint demo container bench agents-matrix recorded-run pictures campaign harbor docs ui ui-check clean
 
 install: $(INSTALLED)
 
@@ -71,6 +73,10 @@ test-agents: $(INSTALLED)
 engines: $(INSTALLED)
 	scripts/bubblewrap.sh
 	$(SUITE) engines
+
+lowest: $(INSTALLED)
+	scripts/bubblewrap.sh
+	$(BIN)/python scripts/lowest.py
 
 everything:
 	.ci/run --everything $(SUITES)
