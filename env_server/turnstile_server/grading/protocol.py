@@ -120,12 +120,12 @@ class GradingTools:
 class ComponentGrader(Protocol):
     """Grades one component. Made for one grading: ``Grader(tools, name, options)``.
 
-    ``name``: of the component. ``options``: an ``Options`` of the class; None where an environment asks for it.
+    ``name``: of the component. ``options``: an ``Options`` of the class.
     Which tasks ask for it: see ``Task.graders``.
     """
 
     Options: ClassVar[type[GraderOptions] | None] = None
-    """The model of an entry of ``grading``, checked when a task is read. None: only the environment of a task asks
+    """The model of an entry of ``grading``, checked when a task is read. None: no task can ask
     for it."""
 
     async def grade(self, task: Task, work: Work) -> Component:

@@ -105,7 +105,7 @@ class TaskEnvironment(ABC):
     @property
     @abstractmethod
     def component(self) -> str | None:
-        """Name of the grader that takes over its scores, also that of its component; None: it gives no scores."""
+        """Name of the component of the reward that its scores make; None: it gives no scores."""
 
     @property
     @abstractmethod

@@ -85,7 +85,7 @@ class RegexOptions(GraderOptions):
 
 
 def options_of(kind: str) -> type[GraderOptions] | None:
-    """The model of a grader's options; None: only the environment of a task asks for it.
+    """The model of a grader's options; None: no task can ask for it.
 
     Raises UnknownPlugin, and BrokenPlugin also for an object that is no grader.
     """

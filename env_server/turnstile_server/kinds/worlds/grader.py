@@ -1,18 +1,11 @@
-"""Takes over what the world of an episode said about its own state.
-
-The owner of the episode asks the world (``EpisodeWorld.grade``) while the world and the sandbox are still there;
-this grader only takes the numbers over.
-"""
+"""What a task's text may say of a world: nothing. The component ``world`` comes from the environment."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Self
 
-from turnstile_server.errors import TaskFailed
-from turnstile_server.grading.protocol import Component, ComponentGrader, GradingTools, Work
-from turnstile_server.tasks.model import Task
+from turnstile_server.grading.environment_scores import EnvironmentScores
 from turnstile_server.tasks.part import GraderOptions
 
 
@@ -27,18 +20,7 @@ class WorldOptions(GraderOptions):
         raise ValueError("a class is a task source of its own, `file.py:Class`; it is not named in a task")
 
 
-class WorldGrader(ComponentGrader):
-    """The component ``world``, or the components that the world's ``grade`` names."""
+class WorldGrader(EnvironmentScores):
+    """Holds the name, so that a task that writes it is told what to do."""
 
     Options = WorldOptions
-
-    def __init__(self, tools: GradingTools, name: str, options: None) -> None:
-        pass
-
-    async def grade(self, task: Task, work: Work) -> Component:
-        """See ``ComponentGrader``."""
-        scores = work.environment_scores
-        if scores is None:
-            raise TaskFailed(f"task {task.id} is graded by its world, and nothing asked the world")
-        summary = tuple(f"world: {name} is {value:g}" for name, value in scores.items() if value < 1)
-        return Component(math.prod(scores.values()), summary=summary, parts=scores)
