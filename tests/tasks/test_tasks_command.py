@@ -157,8 +157,10 @@ def test_show_hides_what_an_agent_must_not_see() -> None:
     done = run("show", "count-errors")
     shown = yaml.safe_load(done.stdout)
     assert shown["id"] == "count-errors"
-    assert not {"tests", "answer", "gold"} & shown.keys()
-    assert {"answer", "gold"} <= yaml.safe_load(run("show", "count-errors", "--solution").stdout).keys()
+    assert not {"tests", "answer", "grading", "gold"} & shown.keys()
+    told = yaml.safe_load(run("show", "count-errors", "--solution").stdout)
+    assert "gold" in told
+    assert told["grading"].keys() == {"answer"}
     assert "Close to it: count-errors" in run("show", "count-error").stderr
 
 
