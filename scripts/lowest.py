@@ -191,7 +191,9 @@ def recorded() -> dict[str, dict[str, Version]]:
 
 
 def record(played: Mapping[str, Sequence[str]]) -> None:
-    lines = ["# Written by `make lowest`: the versions that the quick tests are played with, for each environment."]
+    lines = [
+        "# Written by `make lowest`: the versions that the quick tests are played with, for each environment."
+    ]
     for name, pins in played.items():
         lines += ["", f"[{name}]", *pins]
     PLAYED.write_text("\n".join(lines) + "\n")
