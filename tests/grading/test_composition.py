@@ -16,6 +16,7 @@ from installed_plugins import declare
 from turnstile.models import Fault
 from turnstile_server.episodes.outcome import unearned
 from turnstile_server.errors import StartupError, TaskFailed
+from turnstile_server.grading.composition import Composition
 from turnstile_server.grading.errors import GraderFailed, GraderUnavailable, RewardInvalid
 from turnstile_server.grading.protocol import Component, GradingTools, Work
 from turnstile_server.grading.registry import unknown_graders
@@ -322,3 +323,20 @@ def test_a_grader_that_is_no_name_is_told_as_an_unknown_one(kind: Any) -> None:
     said = unknown_graders(the_task(part={"grader": kind}))
     assert said is not None
     assert f"there is no grader {str(kind)!r}" in said
+
+
+def test_a_script_may_give_what_the_bounds_allow_and_an_environment_gives_parts_of_1() -> None:
+    scripted = Task.model_validate(
+        {
+            "id": "t",
+            "instruction": "x",
+            "script": {"files": {"inline": {"test.sh": ""}}},
+            "reward": {"bounds": [-1, 3]},
+        }
+    )
+    made = Composition(scripted)
+    made.add("script", Component(2.5))
+    assert made.grade(()).reward == 2.5
+    alone = Composition(Task(id="t", instruction="x"))
+    with pytest.raises(GraderFailed, match=r"'lamp' gives 7.0 for 'lit', which is not in \[0, 1\]"):
+        alone.add("lamp", Component(7.0, parts={"lit": 7.0}))

@@ -14,8 +14,8 @@ from typing import Any
 from turnstile_server.errors import TaskFailed
 from turnstile_server.grading.errors import GraderFailed, RewardInvalid
 from turnstile_server.grading.protocol import Component, Grade
+from turnstile_server.tasks.grader_options import unit_kind
 from turnstile_server.tasks.model import Task
-from turnstile_server.tasks.part import GraderOptions
 from turnstile_server.tasks.reward import RewardGate
 
 
@@ -64,7 +64,7 @@ class Composition:
             if name in given and not 0.0 <= value <= 1.0 and self._is_unit(grader):
                 raise GraderFailed(
                     f"the grader {grader!r} gives {value} for {name!r}, which is not in [0, 1]; graders of other "
-                    "values say `parts = True` in their options"
+                    "values say `parts = True` or `unit = False` in their options"
                 )
             self._values[name] = value
             of_grader = 0.0 if name not in given else self._rules.weights.get(grader, 1.0)
@@ -76,8 +76,9 @@ class Composition:
         self._look_at_gates(grader, component, given)
 
     def _is_unit(self, grader: str) -> bool:
+        """True if its values lie in [0, 1]: those of the task's environment do, too."""
         entry = self._task.grading.get(grader)
-        return isinstance(entry, GraderOptions) and not entry.parts
+        return entry is None or unit_kind(entry)
 
     def _look_at_gates(self, grader: str, component: Component, given: dict[str, float]) -> None:
         known = {**given, **component.extra, grader: component.value}

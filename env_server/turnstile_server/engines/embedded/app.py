@@ -1,9 +1,9 @@
 """The child's HTTP interface: the subset of SGLang's that Turnstile uses, in the same shapes.
 
-Source of the shapes: sglang 0.5.23 (see ``sglang/wire``). Deliberate differences: input logprobs follow the call's
-temperature (``/server_info`` says so), new weights recompute running calls (retract) whatever the pause, chunks
-say which weights sampled which tokens, and replies have no ``text``. Owns the calls in flight; the scheduler owns
-everything else.
+Source of the shapes: sglang 0.5.23 (see ``sglang/generate``). Deliberate differences: input logprobs follow the
+call's temperature (``/server_info`` says so), new weights recompute running calls (retract) whatever the pause,
+chunks say which weights sampled which tokens, and replies have no ``text``. Owns the calls in flight; the
+scheduler owns everything else.
 """
 
 from __future__ import annotations
