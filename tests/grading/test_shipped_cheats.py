@@ -13,6 +13,7 @@ from grading_support import Watched, grader, tar, the_task, work
 
 from turnstile_server.grading.protocol import Work
 from turnstile_server.settings import TaskSettings
+from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.registry import load_tasks
 from turnstile_server.tasks.tarball import read_files
 from turnstile_server.tasks.task_files import SHIPPED
@@ -203,11 +204,16 @@ def every_cheat_once() -> list[Any]:
     ]
 
 
+def with_time(task: Task, timeout_s: float) -> Task:
+    """The task with so many seconds for its tests."""
+    assert task.tests is not None
+    shorter = task.tests.model_copy(update={"timeout_s": timeout_s})
+    return task.model_copy(update={"grading": {**task.grading, "tests": shorter}})
+
+
 @pytest.mark.parametrize(("cheat", "task_id"), every_cheat_once())
 async def test_work_that_cheats_scores_0(provider: Watched, cheat: str, task_id: str) -> None:
-    task = TASKS[task_id]
-    assert task.tests is not None
-    shorter = task.model_copy(update={"tests": task.tests.model_copy(update={"timeout_s": 8.0})})
+    shorter = with_time(TASKS[task_id], 8.0)
     grade = await grader(provider).grade(shorter, cheated(task_id, cheat))
     assert grade.reward == 0.0, grade.detail
     assert grade.detail["tests"]["trust"] == "boundary"
@@ -216,9 +222,7 @@ async def test_work_that_cheats_scores_0(provider: Watched, cheat: str, task_id:
 @pytest.mark.parametrize("task_id", ["fix-calculator", pytest.param("fix-lru-cache", marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("cheat", RESOURCES.values(), ids=RESOURCES.keys())
 async def test_work_that_uses_up_everything_scores_0(provider: Watched, cheat: str, task_id: str) -> None:
-    task = TASKS[task_id]
-    assert task.tests is not None
-    shorter = task.model_copy(update={"tests": task.tests.model_copy(update={"timeout_s": 4.0})})
+    shorter = with_time(TASKS[task_id], 4.0)
     grade = await grader(provider).grade(shorter, cheated(task_id, cheat))
     assert grade.reward == 0.0, grade.detail
 
