@@ -96,3 +96,10 @@ echo '{"problem": "the third"}'
         "task 2 has more than 1024 bytes (tasks.max_row_bytes)",
         "the third",
     ]
+
+
+def test_a_copy_of_a_task_changes_fields_and_no_other_names() -> None:
+    task = Task(id="a", instruction="x")
+    assert task.model_copy(update={"instruction": "y"}).instruction == "y"
+    with pytest.raises(ValueError, match="Task has no field 'tests'"):
+        task.model_copy(update={"tests": None})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict
 
@@ -18,6 +18,12 @@ class TaskPart(BaseModel):
     """A part of a task; unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Raises ValueError for a name in ``update`` that is no field, which pydantic would ignore."""
+        if unknown := sorted((update or {}).keys() - type(self).model_fields.keys()):
+            raise ValueError(f"{type(self).__name__} has no field {unknown[0]!r}")
+        return super().model_copy(update=update, deep=deep)
 
 
 @dataclass(frozen=True, slots=True)
