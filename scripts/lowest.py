@@ -116,14 +116,14 @@ def tools(pyproject: Mapping[str, Any], wanted: frozenset[str] | None) -> list[s
     return [line for line, name in names.items() if name != PROJECT and (wanted is None or name in wanted)]
 
 
-def uv(*arguments: str | Path) -> None:
-    """Runs uv with the index that pip is configured with."""
+def compile_pins(*arguments: str | Path) -> None:
+    """Runs `uv pip compile` with the index that pip is configured with."""
     here = Path(sys.executable).parent
     asked = subprocess.run(
         [here / "pip", "config", "get", "global.index-url"], capture_output=True, text=True, check=False
     )
     index = ["--default-index", asked.stdout.strip()] if asked.returncode == 0 else []
-    subprocess.run([here / "uv", "pip", *arguments, "--quiet", *index], cwd=ROOT, check=True)
+    subprocess.run([here / "uv", "pip", "compile", *arguments, "--quiet", *index], cwd=ROOT, check=True)
 
 
 def resolve(pyproject: Mapping[str, Any], environment: Environment, python: str) -> list[str]:
@@ -141,7 +141,7 @@ def resolve(pyproject: Mapping[str, Any], environment: Environment, python: str)
         pins.write_text("\n".join(line for line in locked if line.split("==")[0] not in bounds))
         extras = [word for extra in sorted(environment.extras) for word in ("--extra", extra)]
         options = ["--python", python, "--no-header", "--no-annotate"]
-        uv("compile", "pyproject.toml", asked, *extras, "--constraints", exact, "--output-file", pins, *options)
+        compile_pins("pyproject.toml", asked, *extras, "--constraints", exact, "--output-file", pins, *options)
         return sorted(line for line in pins.read_text().splitlines() if not line.startswith(("#", "--", "-e")))
 
 
@@ -157,7 +157,14 @@ def install(directory: Path, pins: Sequence[str], python: str) -> None:
         index = ["--index-url", os.environ["TORCH_INDEX"]] if os.environ.get("TORCH_INDEX") else []
         command = [directory / "bin" / "pip", "install", "--quiet", "--no-deps", *index, *torch]
         subprocess.run(command, check=True)
-    uv("install", "--python", directory / "bin" / "python", "--no-deps", "--editable", ROOT)
+    install_ours: list[str | Path] = [
+        ROOT / "scripts" / "pip_install.sh",
+        directory,
+        "--no-deps",
+        "--editable",
+        ROOT,
+    ]
+    subprocess.run(install_ours, check=True)
 
 
 def play(name: str, python: Path, given: Sequence[str]) -> int:
