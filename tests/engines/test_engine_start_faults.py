@@ -18,6 +18,7 @@ from sglang_faults import FOUR, PROMPT, SETTINGS, answer_by_name, attached, clos
 
 from bounded import rebounded
 from turnstile_server.engines.sglang.engine import SGLangEngine
+from turnstile_server.engines.sglang.generate import NEUTRAL
 from turnstile_server.engines.tokenizer_probe import TokenizerProbe
 from turnstile_server.errors import EngineProtocolError, EngineUnavailable, StartupError
 from waiting import wait_until
@@ -59,6 +60,18 @@ PROBE = TokenizerProbe(("hello", "<tag>"), ((1, 2), (9,)), 10)
 STARTS: dict[str, tuple[Callable[[ScriptedEngine], object], str]] = {
     "weights without a name": (lambda s: s.model_info.pop("weight_version"), "weight_version"),
     "no tokenizer": (lambda s: s.server_info.update(skip_tokenizer_init=True), "skip-tokenizer-init"),
+    "a bias of its own": (
+        lambda s: s.model_info.update(preferred_sampling_params={"logit_bias": {"3": 9.0}, "top_k": 5}),
+        "samples with logit_bias of its own",
+    ),
+    "a seed of its own": (
+        lambda s: s.server_info.update(preferred_sampling_params='{"sampling_seed": 1, "regex": "a+"}'),
+        "samples with regex, sampling_seed of its own",
+    ),
+    "defaults that cannot be read": (
+        lambda s: s.server_info.update(preferred_sampling_params="{sampling"),
+        r"samples with \{sampling of its own",
+    ),
     "another tokenizer": (lambda s: s.tokens.__setitem__(1, [4, 5]), "<tag>"),
     "fewer answers than texts": (lambda s: s.tokens.pop(), "<tag>"),
 }
@@ -79,6 +92,25 @@ async def test_a_server_that_cannot_serve_us_is_refused_at_start(server: Scripte
                     await engine.start()
         finally:
             await engine.close()
+
+
+async def test_every_default_that_is_taken_at_start_is_overridden_by_the_call(server: ScriptedEngine) -> None:
+    """The server merges as SGLang does: its own parameters, then those of the call over them."""
+    preferred = {
+        **{"temperature": 0.6, "top_p": 0.8, "top_k": 20, "min_p": 0.1, "n": 2, "min_new_tokens": 9},
+        **{"frequency_penalty": 1.0, "presence_penalty": 1.5, "repetition_penalty": 1.05, "ignore_eos": True},
+        **{"max_new_tokens": 7, "stop": ["x"], "stop_token_ids": [1], "regex": None},
+    }
+    server.model_info["preferred_sampling_params"] = preferred
+    server.answers(whole("whole_length"))
+    async with attached(server) as engine:
+        await collect(engine, PROMPT, FOUR, rid="call-1", stream=False)
+    sent = server.calls[0][0]["sampling_params"]
+    assert {**preferred, **sent} == {**sent, "regex": None}
+    assert {name: sent[name] for name in preferred if name in NEUTRAL} == {
+        **{"n": 1, "min_new_tokens": 0, "frequency_penalty": 0.0, "presence_penalty": 0.0},
+        **{"repetition_penalty": 1.0, "ignore_eos": False},
+    }
 
 
 async def test_a_model_with_fewer_ids_than_our_tokenizer_is_refused(server: ScriptedEngine) -> None:

@@ -370,6 +370,13 @@ def test_the_request_is_the_documented_one() -> None:
             "skip_special_tokens": False,
             "spaces_between_special_tokens": False,
             "no_stop_trim": True,
+            "n": 1,
+            "frequency_penalty": 0.0,
+            "presence_penalty": 0.0,
+            "repetition_penalty": 1.0,
+            "min_new_tokens": 0,
+            "ignore_eos": False,
+            "logit_bias": None,
             "json_schema": "{}",
         },
     }

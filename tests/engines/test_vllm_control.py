@@ -69,6 +69,7 @@ STARTS: dict[str, tuple[Callable[[ScriptedVllm], object], str]] = {
         "--logprobs-mode processed_logprobs",
     ),
     "defaults of the folder": (configured("model_config", generation_config="auto"), "--generation-config vllm"),
+    "logits of its own": (configured("model_config", logits_processors=["a.b:C"]), "--logits-processors"),
     "no tokenizer": (configured("model_config", skip_tokenizer_init=True), "--skip-tokenizer-init"),
     "no context length": (answering("/v1/models", 200, {"data": []}), "max_model_len"),
     "weights without a name": (answering("/weight_info", 200, {}), "does not name its weights"),

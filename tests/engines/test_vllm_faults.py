@@ -218,6 +218,8 @@ async def test_a_call_says_everything_that_changes_its_numbers(server: ScriptedV
         **{"n": 1, "temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "max_tokens": 4},
         **{"stop": [], "stop_token_ids": [], "logprobs": 0},
         **{"skip_special_tokens": False, "spaces_between_special_tokens": False},
+        **{"frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0, "min_tokens": 0},
+        **{"ignore_eos": False, "logit_bias": None, "allowed_token_ids": None, "bad_words": None},
     }
     assert headers["X-Session-ID"] == "test"
     assert "x-request-id" not in {name.lower() for name in headers}, "vLLM would take it for the call's id"

@@ -12,9 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import orjson
+
 from turnstile_server.engines.model_config import read_config
 from turnstile_server.engines.protocol import EngineCapabilities
 from turnstile_server.engines.server_start import listed_window, vocabulary_size
+from turnstile_server.engines.sglang.generate import NEUTRAL
 from turnstile_server.engines.weights import UpdateWay
 from turnstile_server.errors import StartupError
 from turnstile_server.settings import EngineSettings
@@ -42,6 +45,15 @@ _DETAILS: Final = {
     "tensor_parallel": "tp_size",
 }
 """The settings of ``/server_info`` that explain numbers, under the names in ``EngineCapabilities.details``."""
+
+_OVERRIDDEN: Final = frozenset(
+    {
+        *(name for name, value in NEUTRAL.items() if value is not None),
+        *("temperature", "top_p", "top_k", "min_p", "max_new_tokens", "stop", "stop_token_ids"),
+        *("skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim"),
+    }
+)
+"""Sampling parameters of which every call sends a value. A null is not counted: a router between may drop it."""
 
 _MODEL_FACTS: Final = (
     "architectures",
@@ -85,6 +97,8 @@ def facts_of(
 ) -> ServerFacts:
     """From ``/model_info`` and ``/server_info``. Raises StartupError."""
     _check_release(url, server)
+    for said in (model, server):
+        _check_preferred(url, said.get("preferred_sampling_params"))
     if model.get("weight_version") is None:
         raise StartupError(
             f"The engine at {url} does not name its weights (no weight_version); SGLang 0.5 or newer is needed."
@@ -194,6 +208,25 @@ def _check_release(url: str, server: Mapping[str, Any]) -> None:
     if found is not None and (int(found[1]), int(found[2])) < OLDEST:
         needed = ".".join(map(str, OLDEST))
         raise StartupError(f"The engine at {url} is SGLang {server['version']}; {needed} or newer is needed.")
+
+
+def _check_preferred(url: str, preferred: Any) -> None:
+    """Raises StartupError for defaults of sampling that a call does not override. ``preferred``: an object, or its
+    JSON as on the command line."""
+    if isinstance(preferred, str):
+        try:
+            preferred = orjson.loads(preferred)
+        except orjson.JSONDecodeError:
+            preferred = {preferred: True}
+    if not preferred:
+        return
+    names = preferred if isinstance(preferred, Mapping) else {str(preferred): True}
+    left = sorted(name for name, value in names.items() if value is not None and name not in _OVERRIDDEN)
+    if left:
+        raise StartupError(
+            f"The engine at {url} samples with {', '.join(left)} of its own (--preferred-sampling-params), which "
+            "no call can undo, so its logprobs are not those of the model; start it without."
+        )
 
 
 def _whole(server: Mapping[str, Any], name: str) -> int | None:

@@ -34,6 +34,19 @@ from turnstile_server.engines.weight_spans import WeightSpans
 from turnstile_server.engines.weights import adapter_version
 from turnstile_server.errors import EngineRefused, EngineUnavailable, TurnstileError
 
+NEUTRAL: Final = {
+    "n": 1,
+    "frequency_penalty": 0.0,
+    "presence_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "min_new_tokens": 0,
+    "ignore_eos": False,
+    "logit_bias": None,
+}
+"""Sampling parameters that no call changes. They are sent all the same: SGLang takes those that a call leaves out
+from its ``preferred_sampling_params`` (``tokenizer_manager.py``), and the logprobs must be those of the plain
+policy."""
+
 
 def generate_body(
     input_ids: Sequence[bytes],
@@ -60,6 +73,7 @@ def generate_body(
         "skip_special_tokens": False,
         "spaces_between_special_tokens": False,
         "no_stop_trim": True,
+        **NEUTRAL,
     }
     if sampling.json_schema is not None:
         parameters["json_schema"] = sampling.json_schema

@@ -31,6 +31,19 @@ from turnstile_server.errors import EngineUnavailable
 ID_PREFIX: Final = "generate-tokens-"
 """vLLM puts this before the ``request_id`` of a call. An abort without it does nothing, and answers 200."""
 
+NEUTRAL: Final = {
+    "frequency_penalty": 0.0,
+    "presence_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "min_tokens": 0,
+    "ignore_eos": False,
+    "logit_bias": None,
+    "allowed_token_ids": None,
+    "bad_words": None,
+}
+"""Sampling parameters that no call changes. They are sent all the same: vLLM takes those that a call leaves out
+from its defaults (``--override-generation-config``), and the logprobs must be those of the plain policy."""
+
 MISSING_LOGPROB: Final = -9999.0
 """The value that vLLM sends for a logprob that is missing, NaN or -inf."""
 
@@ -69,6 +82,7 @@ def generate_body(
         "logprobs": 0,  # that of the sampled token alone
         "skip_special_tokens": False,  # else special tokens are no part of a stop string
         "spaces_between_special_tokens": False,
+        **NEUTRAL,
     }
     if sampling.json_schema is not None:
         parameters["structured_outputs"] = {"json": sampling.json_schema}

@@ -204,6 +204,11 @@ def _check_settings(url: str, server: _ServerInfo) -> None:
         raise StartupError(
             f"The engine at {url} runs without a tokenizer; start it without --skip-tokenizer-init."
         )
+    if model.get("logits_processors"):
+        raise StartupError(
+            f"The engine at {url} changes the logits of every call (--logits-processors), which no call can undo; "
+            "start it without."
+        )
     if wrong:
         raise StartupError(f"The engine at {url} must be started with {' and '.join(wrong)}.")
 
