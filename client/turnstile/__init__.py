@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         ServerBusy,
         ServerError,
         ServerUnavailable,
+        SetupFault,
         Timeout,
         TurnstileError,
     )
@@ -48,6 +49,7 @@ _HOMES = {
         "ServerBusy",
         "ServerError",
         "ServerUnavailable",
+        "SetupFault",
         "Timeout",
         "TurnstileError",
     ),
@@ -74,6 +76,7 @@ __all__ = [
     "ServerBusy",
     "ServerError",
     "ServerUnavailable",
+    "SetupFault",
     "TaskStreamState",
     "Timeout",
     "TurnstileError",

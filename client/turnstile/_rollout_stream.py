@@ -17,10 +17,14 @@ from dataclasses import replace
 
 from turnstile._retry import ClientSettings
 from turnstile._rollout_run import RolloutBackend, RolloutHooks, RolloutPlan, RolloutRun
-from turnstile.models import TaskRef, new_id
+from turnstile.errors import SetupFault
+from turnstile.models import ErrorInfo, Fault, TaskRef, new_id
 from turnstile.rollout import Rollout, RolloutOptions, RolloutProgress, TaskLike, Tasks, task_ref
 
 _END = object()
+
+SETUP_FAULTS = 3
+"""Rollouts in a row that the set-up may fail before the run ends: the next ones would fail in the same way."""
 
 
 class RolloutStream:
@@ -47,6 +51,8 @@ class RolloutStream:
         self._room = asyncio.Semaphore(2 * options.max_concurrent)
         self._closed = False
         self._stopped = False
+        self._setup_faults = 0
+        self._last_fault: ErrorInfo | None = None
 
     async def next(self) -> Rollout | None:
         """The next rollout to end, None after the last. Raises what ended the run early, and closes it."""
@@ -54,9 +60,23 @@ class RolloutStream:
             return None
         if self._feeder is None:
             self._feeder = asyncio.create_task(self._feed())
+        if self._last_fault is not None and self._setup_faults >= SETUP_FAULTS:
+            self._stop()
+            while not self._ready.empty():
+                ended = self._ready.get_nowait()
+                if isinstance(ended, Rollout):
+                    return ended
+            await self.close()
+            raise SetupFault(
+                f"the last {self._setup_faults} rollouts failed because the set-up cannot work: "
+                f"{self._last_fault.message}",
+                type=self._last_fault.type,
+            )
         item = await self._ready.get()
         if isinstance(item, Rollout):
             self._room.release()
+            self._last_fault = item.error if item.fault is Fault.SETUP else None
+            self._setup_faults = self._setup_faults + 1 if self._last_fault is not None else 0
             return item
         await self.close()
         if item is not None:

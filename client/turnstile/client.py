@@ -215,7 +215,8 @@ class AsyncClient(AsyncEngineControl):
 
         Rollouts that ended before an error are yielded before it is raised. Raises InvalidRequest, NotFound and
         the like for a task, agent or option that the server refuses; ServerUnavailable where no server has
-        accepted anything yet; and the errors of ``tasks``.
+        accepted anything yet; SetupFault after a few rollouts in a row that the set-up failed; and the errors of
+        ``tasks``.
         """
         return self._rollouts(self._stream(tasks, RolloutOptions(agent, **options)))
 

@@ -78,6 +78,12 @@ class ServerUnavailable(TurnstileError):
         self.may_have_happened = may_have_happened
 
 
+class SetupFault(TurnstileError):
+    """Episode after episode failed by the set-up (fault ``setup``): it cannot work before somebody changes it.
+
+    ``message`` has the server's words, ``type`` its error's type."""
+
+
 class Timeout(TurnstileError, TimeoutError):
     """The time that the caller allowed has passed. The request may still be carried out."""
 

@@ -46,6 +46,14 @@ class InvalidRequest(TurnstileError):
     type = "invalid_request"
 
 
+class ModelCannotServe(InvalidRequest):
+    """The model's folder cannot serve this request: its chat template refuses these messages or fails on them, or
+    nobody knows the form of its calls. Fails an episode that has no turn yet (``gate/session.py``)."""
+
+    type = "model_cannot_serve"
+    fault = Fault.SETUP
+
+
 class Unauthorized(TurnstileError):
     """The key is missing, wrong, or that of another episode."""
 

@@ -32,6 +32,7 @@ from turnstile import (
     Rollout,
     RolloutProgress,
     ServerUnavailable,
+    SetupFault,
 )
 from turnstile.models import EpisodeRequest, EpisodeStatus, ErrorInfo, Fault, TaskInfo, TaskRef
 from waiting import wait_until
@@ -233,6 +234,27 @@ async def test_a_failure_that_stays_is_given_as_failed_and_never_as_reward_0(rea
     assert (rollout.attempts, rollout.failed, rollout.status) == (2, True, "failed")
     assert (rollout.reward, rollout.samples, rollout.fault) == (None, None, Fault.INFRASTRUCTURE)
     assert rollout.as_json()["reward"] is None
+
+
+async def test_a_set_up_that_cannot_work_ends_the_run_after_three_in_a_row(read: Read, stub: StubServer) -> None:
+    """And says why; a rollout that works in between begins the count anew."""
+    error = ErrorInfo(type="model_cannot_serve", message="the template refuses", fault=Fault.SETUP)
+    broken, fine = Play(status=EpisodeStatus.FAILED, reward=None, error=error), Play()
+    stub.play = lambda request: fine if request.task.id == "t2" else broken
+    seen: list[Rollout] = []
+
+    async def run() -> None:
+        tasks = (f"t{number}" for number in itertools.count())
+        async with read(stub.url, tasks, agent="a", max_concurrent=1) as rollouts:
+            async for rollout in rollouts:
+                seen.append(rollout)
+
+    with pytest.raises(SetupFault, match=r"last 3 rollouts .*the template refuses") as raised:
+        await run()
+    assert raised.value.type == "model_cannot_serve"
+    assert [rollout.task.id for rollout in seen] == ["t0", "t1", "t2", "t3", "t4", "t5"]
+    assert [rollout.reward for rollout in seen if rollout.fault is Fault.SETUP] == [None] * 5
+    assert [rollout.attempts for rollout in seen] == [1] * 6
 
 
 @pytest.mark.parametrize("fault", [Fault.AGENT, Fault.TASK])

@@ -177,8 +177,8 @@ def infrastructure(rollouts: list[Rollout], n: int) -> list[str]:
 
 
 def not_the_agents(rollouts: list[Rollout]) -> int:
-    """The number of rollouts that failed by the infrastructure or by their task, not by the agent."""
-    return sum(rollout.fault in (Fault.INFRASTRUCTURE, Fault.TASK) for rollout in rollouts)
+    """The number of rollouts that failed by the infrastructure, the set-up or their task, not by the agent."""
+    return sum(rollout.fault in (Fault.INFRASTRUCTURE, Fault.TASK, Fault.SETUP) for rollout in rollouts)
 
 
 def _went_wrong(rollout: Rollout) -> bool:

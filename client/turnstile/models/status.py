@@ -53,6 +53,9 @@ class Fault(StrEnum):
     CALLER = "caller"
     """The training loop that owned the episode: its lease lapsed, it finished the episode too early, or its
     own function, given as agent, raised."""
+    SETUP = "setup"
+    """The set-up, which cannot work as it is: the model's folder cannot serve what this agent sends. Every further
+    episode fails in the same way until somebody changes it."""
 
 
 class EndedBy(StrEnum):

@@ -29,6 +29,7 @@ _FAILED: Final = {
     Fault.AGENT: "the agent failed",
     Fault.TASK: "the task failed",
     Fault.CALLER: "its caller failed it",
+    Fault.SETUP: "the set-up cannot work",
     None: "it failed",
 }
 _STOPPED: Final = {

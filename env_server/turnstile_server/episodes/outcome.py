@@ -103,6 +103,12 @@ def failed_by(error: Exception, what: str, agent: AgentEnd | None = None) -> Out
     return Outcome(EpisodeStatus.FAILED, failure_of(error, what), agent)
 
 
+def outcome_of_exhaustion(error: TurnstileError) -> Outcome:
+    """The outcome of an episode whose agent gets no further model call: a budget is spent, or the set-up cannot
+    serve even its first one, which is no result."""
+    return Outcome(EpisodeStatus.FAILED if error.fault is Fault.SETUP else EpisodeStatus.TRUNCATED, error)
+
+
 def outcome_of_overdue(error: TurnstileError, status: EpisodeStatus) -> Outcome:
     """The outcome of an episode that is over a limit of time. ``status``: its own when that was found."""
     if status is EpisodeStatus.PREPARING:
@@ -121,7 +127,9 @@ def outcome_of_exit(
     The refusal is looked at first, because many agents exit with 0 after a refusal that stopped them. Then comes
     what the agent's own log says, and last its exit code.
     """
-    if last_refusal is not None and _is_servers(last_refusal):
+    if last_refusal is not None and (
+        _is_servers(last_refusal) or (not turns and last_refusal.fault is Fault.SETUP)
+    ):
         return Outcome(EpisodeStatus.FAILED, last_refusal, end)
     why = _reason(end)
     if turns == 0 and last_refusal is not None:

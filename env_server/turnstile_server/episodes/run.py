@@ -36,7 +36,13 @@ from turnstile_server.episodes.bounds import EpisodeBounds
 from turnstile_server.episodes.grading import EpisodeGrading
 from turnstile_server.episodes.groups import EpisodeGroup
 from turnstile_server.episodes.lifecycle import DRAINED, Lifecycle
-from turnstile_server.episodes.outcome import Outcome, failed_by, outcome_of_exit, outcome_of_overdue
+from turnstile_server.episodes.outcome import (
+    Outcome,
+    failed_by,
+    outcome_of_exhaustion,
+    outcome_of_exit,
+    outcome_of_overdue,
+)
 from turnstile_server.episodes.own_tools import EpisodeOwnTools
 from turnstile_server.episodes.places import PlaceClaim, Places
 from turnstile_server.episodes.plan import Plan, new_session, opened_environment
@@ -110,7 +116,7 @@ class EpisodeRun:
             episode,
             plan,
             settings.gate,
-            on_exhausted=lambda error: self.request_stop(Outcome(EpisodeStatus.TRUNCATED, error)),
+            on_exhausted=lambda error: self.request_stop(outcome_of_exhaustion(error)),
             group_since=group.since,
             on_weights=lambda: parts.weights(self),
             between_turns=self._rests.after_turn if self._rests.wanted else None,

@@ -25,7 +25,14 @@ from turnstile.models import Delivery, Sampling, SpanKind, Turn
 from turnstile_server.capture import EarlierCall, Node, TokenTree, VolatileText
 from turnstile_server.capture.node import sampled_spans
 from turnstile_server.engines.protocol import CallOrigin
-from turnstile_server.errors import BudgetExhausted, ContextOverflow, TooManyCalls, TooManyRefusals, TurnstileError
+from turnstile_server.errors import (
+    BudgetExhausted,
+    ContextOverflow,
+    ModelCannotServe,
+    TooManyCalls,
+    TooManyRefusals,
+    TurnstileError,
+)
 from turnstile_server.gate.call import ModelCall
 from turnstile_server.gate.dialects.parse_cache import ParseCache
 from turnstile_server.gate.episode_limits import CallLimits, ConversationHeaders
@@ -220,6 +227,9 @@ class EpisodeSession:
         """Counts the error that ended a call as a refusal of the agent, and stops the agent when a budget is spent
         or after ``max_refusals`` in a row.
 
+        A set-up that cannot serve even the first turn ends the episode at once. Once there is a turn, such a
+        refusal is the agent's like any other: it must be no way out of a bad reward.
+
         Does not where ``call`` was abandoned: its caller went away, and was refused nothing. Bugs, and errors that
         a later attempt may cure, do not count. Refusals alone stop few agents.
         """
@@ -234,7 +244,9 @@ class EpisodeSession:
         if error.retryable:
             return
         self._refusals += 1
-        if isinstance(error, BudgetExhausted):
+        if isinstance(error, BudgetExhausted) or (
+            isinstance(error, ModelCannotServe) and len(self.tree) == self.tree.inherited
+        ):
             self._on_exhausted(error)
         elif self._refusals >= self.limits.max_refusals:
             many = f"{self._refusals} model calls in a row were refused (gate.max_refusals), at last with: "

@@ -33,7 +33,7 @@ const FURTHER: readonly Field[] = [
     name: "fault",
     label: "Fault",
     kind: "choice",
-    values: [["infrastructure"], ["agent"], ["task"], ["caller"]],
+    values: [["infrastructure"], ["agent"], ["task"], ["caller"], ["setup"]],
   },
   { name: "graded", label: "Graded", kind: "choice", values: YES_NO },
   {
