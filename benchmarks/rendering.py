@@ -134,12 +134,12 @@ def main() -> None:
 
         table: list[list[str]] = []
         for name, settings in (
-            ("template", RenderingSettings(backend="template")),
-            ("renderers", RenderingSettings(backend="renderers", family="qwen3")),
+            ("keep", RenderingSettings()),
+            ("template", RenderingSettings(thinking_history="template")),
         ):
             table += rows(name, create_renderer(model, settings), encode, arguments.repeat)
     header = [
-        "backend",
+        "thinking",
         "history",
         "render",
         "bridge short",

@@ -125,6 +125,8 @@ async def open_apps(
     metrics.watch(JournalCollector(journal.stats))
     progress.waits_for = "the model's tokenizer and chat template"
     vocabulary, renderer = await anyio.to_thread.run_sync(load_renderer, model_dir, settings.rendering)
+    for sentence in renderer.report.inexact:
+        _LOG.warning("the model in %s: %s", model_dir, sentence)
     if make_engine is not None:
         engines = lone(make_engine(vocabulary, renderer))
     else:
@@ -310,6 +312,7 @@ async def _control_app(
                 closing,
                 address,
                 settings.fleet.pause_alarm_s,
+                parts.renderer.report.inexact,
             )
         ),
         build_event_router(episodes.subscribe, closing, settings.control),

@@ -222,6 +222,16 @@ class Oracle:
             "branches": len(parents) - len(set(parents)),
             "breaks": dict(Counter(k.turn.break_.reason.value for k in self.turns if k.turn.break_)),
             "cosmetic": dict(Counter(name for kept in self.turns for name in kept.turn.echo)),
+            "parse": dict(
+                Counter(
+                    finding
+                    for kept in self.turns
+                    for finding in (
+                        *(s.value for s in kept.turn.parse_status if s != "ok"),
+                        *kept.turn.parse_notes,
+                    )
+                )
+            ),
             "weight_versions": self.versions(),
         }
 

@@ -234,5 +234,6 @@ def test_statistics_are_those_of_the_forest() -> None:
         "branches": 2,
         "breaks": {"new_conversation": 1},
         "cosmetic": {"text_trimmed": 1, "reasoning_changed": 1},
+        "parse": {},
         "weight_versions": {"v0": 10},
     }

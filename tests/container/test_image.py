@@ -55,7 +55,7 @@ from turnstile.models import Message
 from turnstile_server.rendering.factory import create_renderer
 from turnstile_server.settings import RenderingSettings
 from turnstile_server.testing.server import TOKENIZER_FOLDER
-renderer = create_renderer(TOKENIZER_FOLDER, RenderingSettings(backend="renderers", family="qwen3"))
+renderer = create_renderer(TOKENIZER_FOLDER, RenderingSettings())
 print(len(renderer.render([Message(role="user", content="hello")], []).ids))
 """
 

@@ -146,7 +146,7 @@ def test_a_port_in_use_is_refused(tmp_path: Path, tiny_model: Path) -> None:
     assert str(port) in said
 
 
-@pytest.mark.parametrize("option", ["--engine", "--sandbox", "--durability", "--tool-format", "--log-level"])
+@pytest.mark.parametrize("option", ["--engine", "--sandbox", "--durability", "--call-format", "--log-level"])
 def test_an_unknown_choice_is_refused_in_process(option: str) -> None:
     assert option in refused_in_process(option, "nonsense")
 

@@ -26,7 +26,6 @@ SAID = [
     "<|endoftext|>",
     "Six.<|endoftext|>",
 ]
-FAMILY = {"backend": "renderers", "family": "qwen3"}
 
 
 @pytest.fixture(scope="module")
@@ -41,11 +40,10 @@ def two_ends(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     return folder
 
 
-@pytest.mark.parametrize("rendering", [{}, FAMILY], ids=["template", "family"])
 async def test_a_turn_that_ends_with_the_second_end_token_is_closed_and_continued(
-    two_ends: Path, tmp_path: Path, rendering: dict[str, str]
+    two_ends: Path, tmp_path: Path
 ) -> None:
-    async with staged(two_ends, tmp_path, rendering=rendering) as stage:
+    async with staged(two_ends, tmp_path) as stage:
         [close], [other] = stage.encode("<|im_end|>"), stage.encode("<|endoftext|>")
         said = [stage.encode(text) for text in SAID]
 

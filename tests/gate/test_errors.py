@@ -25,7 +25,7 @@ from refusals import counted, refused, still_works
 from turnstile_server.errors import EngineTimeout, EngineUnavailable
 from turnstile_server.gate.dialects.registry import load_dialects
 from turnstile_server.gate.dialects.router import DialectRouter
-from waiting import PATIENCE_S
+from waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -133,12 +133,38 @@ async def test_a_lone_surrogate_is_accepted(stage: Stage) -> None:
 
 
 async def test_tools_for_a_model_without_a_call_format_are_400(tiny_model: Path, tmp_path: Path) -> None:
-    async with staged(tiny_model, tmp_path, rendering={"tool_format": "none"}) as stage:
+    async with staged(tiny_model, tmp_path, rendering={"call_format": "none"}) as stage:
+        episode = await stage.episode()
+        stage.engine.answers = [says(reply_ids(stage, "fine"))]
+        async with raw(episode) as client:
+            assert (await client.post(url(episode), json=body())).status_code == 200
+            response = await client.post(url(episode), json=body(tools=[TOOL]))
+            assert "tool" in refused(response, 400, "model_cannot_serve", retry=False)
+            stage.engine.answers = [says(reply_ids(stage, "again"))]
+            assert (await client.post(url(episode), json=body())).status_code == 200
+
+
+async def test_a_model_that_cannot_serve_the_first_call_is_nobodys_reward(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    """Later the same refusal ends nothing: an agent could provoke it to get out of a bad reward."""
+    async with staged(tiny_model, tmp_path, rendering={"call_format": "none"}) as stage:
         episode = await stage.episode()
         async with raw(episode) as client:
             response = await client.post(url(episode), json=body(tools=[TOOL]))
-        assert "tool" in refused(response, 400, "invalid_request", retry=False)
-        await still_works(stage, episode)
+            refused(response, 400, "model_cannot_serve", retry=False)
+            gone = await client.post(url(episode), json=body())
+            assert gone.status_code == 410
+        ended: dict[str, Any] = {}
+
+        async def has_ended() -> bool:
+            ended.update((await stage.control.get(f"/episodes/{episode['episode_id']}")).json())
+            return bool(ended["status"] != "running")
+
+        await wait_until(has_ended)
+        assert (ended["status"], ended["reward"]) == ("failed", None)
+        assert (ended["error"]["type"], ended["error"]["fault"]) == ("model_cannot_serve", "setup")
+        assert "rendering.call_format" in ended["error"]["message"]
 
 
 # Where and who

@@ -49,7 +49,7 @@ from turnstile.models import Tool
 from turnstile_server.rendering.factory import create_renderer
 from turnstile_server.settings import RenderingSettings
 
-renderer = create_renderer(Path(sys.argv[1]), RenderingSettings(tool_format=sys.argv[2]))
+renderer = create_renderer(Path(sys.argv[1]), RenderingSettings(call_format=sys.argv[2]))
 tool = Tool("bash", {"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}})
 renderer.check_tools([tool])
 ids = renderer.encode_completion('I look. <call>bash\\n{"command": "ls"}</call>')

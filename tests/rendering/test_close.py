@@ -1,4 +1,4 @@
-"""How a turn is closed before the next message, whatever token ended it: both backends, every kind of ending.
+"""How a turn is closed before the next message, whatever token ended it: every kind of ending.
 
 A model may have several end tokens (``eos_token_id`` of generation_config.json is a list for Qwen, Llama and
 others), and its chat template closes a turn with one of them. A completion that ends with another one is followed
@@ -63,16 +63,10 @@ def context(renderer: Renderer, completion: Any, new: list[Message], **options: 
     return text
 
 
-CHATML = ["template", "family"]
-
-
-@pytest.fixture(scope="module", params=CHATML)
-def qwen(request: pytest.FixtureRequest, folder: Folder) -> Renderer:
-    """Qwen3 with both of its end tokens, by either backend."""
-    made = folder(QWEN3, ["<|im_end|>", "<|endoftext|>"])
-    if request.param == "template":
-        return create_renderer(made, RenderingSettings())
-    return create_renderer(made, RenderingSettings(backend="renderers", family="qwen3"))
+@pytest.fixture(scope="module")
+def qwen(folder: Folder) -> Renderer:
+    """Qwen3 with both of its end tokens."""
+    return create_renderer(folder(QWEN3, ["<|im_end|>", "<|endoftext|>"]), RenderingSettings())
 
 
 @pytest.mark.parametrize(
@@ -122,13 +116,11 @@ def test_a_prompt_that_opens_thinking(folder: Folder) -> None:
     assert context(subject, "Hm.\n</think>\n\nYes.<|endoftext|>", USER_GO) == f"<|im_end|>\n{GO}<think>\n"
 
 
-@pytest.mark.parametrize("backend", CHATML)
-def test_an_end_token_that_only_the_generation_config_knows(folder: Folder, backend: str) -> None:
+def test_an_end_token_that_only_the_generation_config_knows(folder: Folder) -> None:
     """The id is an ordinary token, or the tokenizer does not know it at all."""
     plain = 65
     made = folder(QWEN3, ["<|im_end|>", plain, 100_000])
-    family = {"backend": "renderers", "family": "qwen3"} if backend == "family" else {}
-    subject = create_renderer(made, RenderingSettings(**family))
+    subject = create_renderer(made, RenderingSettings())
     for last in (plain, 100_000):
         assert context(subject, [*ids_of(subject, "Yes."), last], USER_GO) == f"<|im_end|>\n{GO}"
 
@@ -175,22 +167,6 @@ def test_llama_with_its_three_end_tokens(folder: Folder) -> None:
         assert context(subject, f"Yes.{other}", USER_GO, tools=()) == f"<|eot_id|>{go}"
 
 
-def test_llama_by_its_family(folder: Folder) -> None:
-    tokens = [*LLAMA_TOKENS, "<|end_of_text|>", "<|eom_id|>", "<|python_tag|>"]
-    made = folder(
-        LLAMA,
-        ["<|end_of_text|>", "<|eom_id|>", "<|eot_id|>"],
-        added=tokens,
-        eos="<|eot_id|>",
-        bos="<|begin_of_text|>",
-    )
-    subject = create_renderer(made, RenderingSettings(backend="renderers", family="llama-3"))
-    go = context(subject, "Yes.<|eot_id|>", USER_GO)
-    assert go.startswith("<|start_header_id|>user")
-    for other in ("<|end_of_text|>", "<|eom_id|>"):
-        assert context(subject, f"Yes.{other}", USER_GO) == f"<|eot_id|>{go}"
-
-
 ROLE_STOPS = ["<|endoftext|>", "<|user|>", "<|observation|>"]
 
 
@@ -207,28 +183,14 @@ def test_a_template_without_a_close_goes_on_with_the_next_role(folder: Folder) -
     assert isinstance(other, CannotBridge)
 
 
-def test_a_family_without_a_close_goes_on_with_the_next_role(folder: Folder) -> None:
-    tokens = [*ROLE_TOKENS, "/nothink", "<tool_response>", "</tool_response>"]
-    tokens += ["<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"]
-    made = folder(ROLE_STOP, [*ROLE_STOPS, "<|im_end|>"], added=tokens, eos="<|endoftext|>")
-    subject = create_renderer(made, RenderingSettings(backend="renderers", family="glm-4.5"))
-    go = "\ngo<|assistant|>"
-    thought = "<think>Hm.</think>\n"
-    assert context(subject, f"{thought}Yes.<|user|>", USER_GO) == go
-    assert context(subject, f"{thought}Yes.<|endoftext|>", USER_GO) == f"<|user|>{go}"
-    assert context(subject, f"{thought}Yes.<|im_end|>", USER_GO) == f"<|endoftext|><|user|>{go}"
-    assert context(subject, "<think>I was<|endoftext|>", USER_GO) == f"<|user|>{go}"
-
-
 def test_the_template_policy_breaks_only_where_thinking_would_be_dropped(folder: Folder) -> None:
     made = folder(QWEN3, ["<|im_end|>", "<|endoftext|>"])
-    for settings in (RenderingSettings(), RenderingSettings(backend="renderers", family="qwen3")):
-        subject = create_renderer(made, settings.model_copy(update={"thinking_history": "template"}))
-        thought = f"<think>\nHm.\n</think>\n\n{CALL}<|endoftext|>"
-        assert context(subject, thought, TOOL_OUT) == f"<|im_end|>\n{RESULT}"
-        dropped = subject.bridge(ending(subject, thought), USER_GO, [BASH])
-        assert isinstance(dropped, CannotBridge)
-        assert dropped.reason == "thinking_stripped"
+    subject = create_renderer(made, RenderingSettings(thinking_history="template"))
+    thought = f"<think>\nHm.\n</think>\n\n{CALL}<|endoftext|>"
+    assert context(subject, thought, TOOL_OUT) == f"<|im_end|>\n{RESULT}"
+    dropped = subject.bridge(ending(subject, thought), USER_GO, [BASH])
+    assert isinstance(dropped, CannotBridge)
+    assert dropped.reason == "thinking_stripped"
 
 
 def test_a_template_that_does_not_show_a_replys_text_is_not_closed_by_its_own_beginning(folder: Folder) -> None:

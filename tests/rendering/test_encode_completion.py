@@ -14,10 +14,9 @@ CALL = '<think>\nhm\n</think>\n\n<tool_call>\n{"name": "bash", "arguments": {}}\
 END = "<|im_end|>"
 
 
-@pytest.fixture(scope="module", params=["template", "renderers"])
-def renderer(request: pytest.FixtureRequest, tiny_model: Path) -> Renderer:
-    family = "qwen3" if request.param == "renderers" else None
-    return create_renderer(tiny_model, RenderingSettings(backend=request.param, family=family))
+@pytest.fixture(scope="module")
+def renderer(tiny_model: Path) -> Renderer:
+    return create_renderer(tiny_model, RenderingSettings())
 
 
 @pytest.mark.parametrize("text", ["", "Hello there.", CALL, "Grüße 東京 🙂", f"half <tool_call> {CALL}"])

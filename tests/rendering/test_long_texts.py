@@ -13,7 +13,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rendering_models import USER, ids_of
-from test_render_family import make
 from test_token_floor import EXAMPLES, FAMILIES, TEXTS, family
 
 from products import examples
@@ -137,12 +136,11 @@ def encoded_texts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return lengths
 
 
-@pytest.mark.parametrize("backend", ["template", "renderers"])
 @pytest.mark.parametrize("messages", [[LONG], [Message("user", "q"), Message("assistant", "a"), LONG]])
 def test_a_prompt_that_surely_does_not_fit_is_not_encoded(
-    tiny_model: Path, renderer: Make, monkeypatch: pytest.MonkeyPatch, backend: str, messages: list[Message]
+    renderer: Make, monkeypatch: pytest.MonkeyPatch, messages: list[Message]
 ) -> None:
-    subject = renderer("tiny") if backend == "template" else make(tiny_model)
+    subject = renderer("tiny")
     rendered = subject.render(messages, [])
     assert subject.render(messages, [], most=len(rendered.ids)).ids.tolist() == rendered.ids.tolist()
     lengths = encoded_texts(monkeypatch)
@@ -152,11 +150,10 @@ def test_a_prompt_that_surely_does_not_fit_is_not_encoded(
     assert max(lengths, default=0) < len(PROSE)
 
 
-@pytest.mark.parametrize("backend", ["template", "renderers"])
 def test_a_continuation_that_surely_does_not_fit_is_not_encoded(
-    tiny_model: Path, renderer: Make, monkeypatch: pytest.MonkeyPatch, backend: str
+    renderer: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    subject = renderer("tiny") if backend == "template" else make(tiny_model)
+    subject = renderer("tiny")
     completion = ids_of(subject, "Fine.<|im_end|>")
     end = PathEnd(subject.render([USER], []).ids[-64:], completion, Message("assistant", "Fine."), "stop")
     bridge: Any = subject.bridge(end, [LONG], [])

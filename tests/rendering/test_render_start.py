@@ -62,26 +62,17 @@ def test_a_folder_without_an_end_of_turn_is_refused(tiny_model: Path, tmp_path: 
     assert "end-of-turn" in refusal(folder)
 
 
-def test_the_family_is_never_guessed(tiny_model: Path) -> None:
-    assert "rendering.family" in refusal(tiny_model, backend="renderers")
-    assert "unknown" in refusal(tiny_model, backend="renderers", family="qwen99")
-    for name in ("auto", "default"):
-        assert "never guessed" in refusal(tiny_model, backend="renderers", family=name)
-    assert "does not fit" in refusal(tiny_model, backend="renderers", family="llama-3")
-    assert "does not fit" in refusal(tiny_model, backend="renderers", family="qwen3", template_kwargs={"nope": 1})
-
-
 def test_tools_with_no_known_call_format_are_refused(tiny_model: Path, tmp_path: Path) -> None:
     plain = create_renderer(make_folder(tiny_model, tmp_path / "a", LLAMA), RenderingSettings())
     plain.check_tools([])
-    with pytest.raises(InvalidRequest, match="tool_format"):
+    with pytest.raises(InvalidRequest, match="call_format"):
         plain.check_tools([BASH])
-    xml = make_folder(tiny_model, tmp_path / "b", HERMES.replace("Call:", "Call: <function=name>"))
-    with pytest.raises(InvalidRequest, match="known call format"):
-        create_renderer(xml, RenderingSettings()).check_tools([BASH])
-    create_renderer(xml, RenderingSettings(tool_format="hermes")).check_tools([BASH])
+    other = make_folder(tiny_model, tmp_path / "b", HERMES.replace("<tool_call>", "<call>"))
+    with pytest.raises(InvalidRequest, match="no installed call format reads"):
+        create_renderer(other, RenderingSettings()).check_tools([BASH])
+    create_renderer(other, RenderingSettings(call_format="hermes")).check_tools([BASH])
     with pytest.raises(InvalidRequest):
-        create_renderer(tiny_model, RenderingSettings(tool_format="none")).check_tools([BASH])
+        create_renderer(tiny_model, RenderingSettings(call_format="none")).check_tools([BASH])
     create_renderer(tiny_model, RenderingSettings()).check_tools([BASH])
 
 
@@ -101,21 +92,18 @@ def test_equal_settings_give_equal_hashes(tiny_model: Path, tmp_path: Path) -> N
     other = [
         digest(tiny_model, thinking_history="template"),
         digest(tiny_model, template_kwargs={"enable_thinking": False}),
-        digest(tiny_model, backend="renderers", family="qwen3"),
         digest(make_folder(tiny_model, tmp_path / "hermes", HERMES)),
     ]
-    assert len({digest(tiny_model), *other}) == 5
+    assert len({digest(tiny_model), *other}) == 4
 
 
 @pytest.mark.slow
-def test_neither_backend_loads_torch(tiny_model: Path) -> None:
+def test_a_renderer_does_not_load_torch(tiny_model: Path) -> None:
     code = (
         "import sys; from pathlib import Path\n"
         "from turnstile_server.rendering.factory import create_renderer\n"
         "from turnstile_server.settings import RenderingSettings\n"
         "create_renderer(Path(sys.argv[1]), RenderingSettings())\n"
-        "assert 'renderers' not in sys.modules\n"
-        "create_renderer(Path(sys.argv[1]), RenderingSettings(backend='renderers', family='qwen3'))\n"
         "assert 'torch' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code, str(tiny_model)], check=True)

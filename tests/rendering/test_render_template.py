@@ -109,8 +109,7 @@ def test_a_clean_conversation_renders_as_transformers_renders_it(
             [stock(message) for message in conversation], return_dict=False, **arguments
         )
     except TemplateError:
-        with pytest.raises(InvalidRequest):
-            subject.render(conversation, tools)
+        assert subject.render(conversation, tools).rewritten == {"system_as_user"}
         return
     assert subject.render(conversation, tools).ids.tolist() == expected
 
@@ -286,13 +285,19 @@ def test_a_system_message_in_the_middle_is_never_moved(renderer: Make, name: str
     subject = renderer(name)
     end = end_of(subject, subject.render([USER], []).ids, "Yes.<|im_end|>", ())
     result = subject.bridge(end, [Message("system", "Be brief."), USER], [])
-    assert isinstance(result, CannotBridge)
-    assert result.reason == "renderer_cannot_continue"
+    assert isinstance(result, Bridge)
+    assert result.rewritten == {"system_as_user"}
+    assert "user\n<system>\nBe brief.\n</system><|im_end|>" in subject.decode(result.context_ids)
 
 
-def test_what_a_template_refuses_is_an_invalid_request_with_its_words(renderer: Make) -> None:
-    with pytest.raises(InvalidRequest, match="System message must be at the beginning"):
-        renderer("opens_thinking").render([USER, Message("system", "late")], [])
+def test_what_a_template_refuses_is_an_invalid_request_with_its_words(
+    renderer: Make, tiny_model: Path, tmp_path: Path
+) -> None:
+    shows = "{% for message in messages %}<|im_start|>{{ message.content }}<|im_end|>\n{% endfor %}"
+    refuses = "{% if tools and messages[0].content == 'No.' %}{{ raise_exception('Not with tools.') }}{% endif %}"
+    folder = make_folder(tiny_model, tmp_path / "refuses", refuses + shows)
+    with pytest.raises(InvalidRequest, match="Not with tools"):
+        create_renderer(folder, RenderingSettings()).render([Message("user", "No.")], [BASH])
     with pytest.raises(InvalidRequest, match="at least one message"):
         renderer("qwen3").render([], [])
 

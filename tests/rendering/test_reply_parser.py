@@ -14,11 +14,13 @@ from rendering_models import BASH, USER, ids_of, parse
 
 from products import examples
 from turnstile.models import Message, ParseStatus, ToolCall
-from turnstile_server.rendering.call_formats.hermes import HermesFormat
+from turnstile_server.rendering.call_formats.json_formats import hermes
+from turnstile_server.rendering.call_formats.protocol import Called, Shown, Unread
+from turnstile_server.rendering.call_formats.tool_schemas import ToolSchemas
 from turnstile_server.rendering.detokenizer import Detokenizer, Piece, StopFilter
 from turnstile_server.rendering.protocol import CallDelta, Delta, ParsedReply, ReasoningDelta, TextDelta
 from turnstile_server.rendering.reply_parser import TagParser
-from turnstile_server.rendering.tags import Tag, Tags
+from turnstile_server.rendering.tags import Tags
 from turnstile_server.rendering.template import TemplateRenderer
 
 Make = Callable[..., TemplateRenderer]
@@ -164,7 +166,8 @@ def test_text_around_calls_is_kept_and_trimmed(renderer: Make) -> None:
     [
         ("{'name': 'bash'}", ParseStatus.INVALID_JSON),
         ('{"name": "bash", "arguments": {"a": NaN}}', ParseStatus.INVALID_JSON),
-        ('{"name": "bash", "arguments": {}} x', ParseStatus.INVALID_JSON),
+        ('{"name": "bash", "arguments": {}} x', ParseStatus.MALFORMED),
+        ('{"name": "bash", "arguments": {}}\n{"name": "bash", "arguments": {}}', ParseStatus.MALFORMED),
         ('{"name": "bash", "arguments": {},}', ParseStatus.INVALID_JSON),
         ('{"name": "bash" "arguments": {}}', ParseStatus.INVALID_JSON),
         ("[" * 100_000, ParseStatus.INVALID_JSON),
@@ -175,14 +178,15 @@ def test_text_around_calls_is_kept_and_trimmed(renderer: Make) -> None:
         ('{"arguments": {}}', ParseStatus.MALFORMED),
         ('{"name": "", "arguments": {}}', ParseStatus.MALFORMED),
         ('{"name": 1, "arguments": {}}', ParseStatus.MALFORMED),
-        ('{"name": "bash"}', ParseStatus.MALFORMED),
-        ('{"name": "bash", "arguments": "{}"}', ParseStatus.MALFORMED),
+        ('{"name": "bash", "arguments": [1]}', ParseStatus.MALFORMED),
+        ('{"name": "bash", "arguments": "x"}', ParseStatus.MALFORMED),
+        ('{"name": "bash", "arguments": {}, "parameters": {}}', ParseStatus.MALFORMED),
         ('{"name": "bash", "arguments": {}, "name": "bash"}', ParseStatus.MALFORMED),
-        ('{"name": "rm", "arguments": {}}', ParseStatus.UNKNOWN_TOOL),
     ],
 )
 def test_a_call_that_is_none_comes_back_as_its_text(renderer: Make, body: str, status: ParseStatus) -> None:
-    assert HermesFormat().parse(body, {"bash"}) is status
+    whole = f"<tool_call>{body}</tool_call>"
+    assert hermes().read(whole, ToolSchemas([BASH]), ended=True)[:2] == [Shown(""), Unread(whole, status)]
     if len(body) < 1000:
         subject = renderer("tiny")
         text = f"a <tool_call>{body}</tool_call> b"
@@ -205,9 +209,9 @@ def test_an_unclosed_call_is_text_and_does_not_hide_the_next(renderer: Make) -> 
 @given(st.dictionaries(st.text(max_size=5), st.text(max_size=5) | st.integers() | st.lists(st.none()), max_size=4))
 def test_arguments_are_the_exact_text_that_the_model_wrote(arguments: dict[str, Any]) -> None:
     for written in (json.dumps(arguments), json.dumps(arguments, ensure_ascii=False, indent=3)):
-        call = HermesFormat().parse(f' {{"x": [1], "arguments": {written} , "name" :"bash"}}\n', {"bash"})
-        assert not isinstance(call, ParseStatus)
-        assert (call.name, call.arguments) == ("bash", written)
+        text = f'<tool_call> {{"x": [1], "arguments": {written} , "name" :"bash"}}\n</tool_call>'
+        found = hermes().read(text, ToolSchemas([BASH]), ended=True)
+        assert found == [Shown(""), Called(ToolCall("bash", written)), Shown("")]
 
 
 def test_call_syntax_stays_text_where_calls_are_forbidden_or_no_tool_is_offered(renderer: Make) -> None:
@@ -248,9 +252,8 @@ def test_the_stop_string_that_ends_first_counts() -> None:
 
 
 TEXT_TAGS = Tags(
-    think=(Tag("<think>"), Tag("</think>")),
-    call=(Tag("<tool_call>"), Tag("</tool_call>")),
-    call_format=HermesFormat(),
+    think=("<think>", "</think>"),
+    call_format=hermes(),
 )
 
 
@@ -258,10 +261,10 @@ TEXT_TAGS = Tags(
 @given(st.lists(SNIPPETS | st.text("<>/think", max_size=6), max_size=8).map("".join), st.data())
 def test_tags_that_are_no_tokens_count_as_text_however_they_are_cut(text: str, data: st.DataObject) -> None:
     def run(parts: list[str]) -> tuple[str, str, list[Any], list[ParseStatus]]:
-        parser = TagParser(TEXT_TAGS, frozenset({"bash"}), thinking=False, parse_calls=True)
+        parser = TagParser(TEXT_TAGS, ToolSchemas([BASH]), special=(), thinking=False)
         for part in parts:
             parser.feed([Piece(part)])
-        parser.finish()
+        parser.finish(ended=False)
         return "".join(parser.text), "".join(parser.reasoning), parser.calls, parser.status
 
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
@@ -270,9 +273,9 @@ def test_tags_that_are_no_tokens_count_as_text_however_they_are_cut(text: str, d
 
 
 def test_textual_tags_are_acted_on() -> None:
-    parser = TagParser(TEXT_TAGS, frozenset({"bash"}), thinking=False, parse_calls=True)
+    parser = TagParser(TEXT_TAGS, ToolSchemas([BASH]), special=(), thinking=False)
     parser.feed([Piece(f"\n<think>a</think>b{CALL}")])
-    parser.finish()
+    parser.finish(ended=True)
     assert ("".join(parser.reasoning), "".join(parser.text), len(parser.calls)) == ("a", "b", 1)
 
 

@@ -18,7 +18,7 @@ def run(program: str, folder: Path | None = None) -> str:
 def test_the_listeners_open_before_anything_heavy_is_imported() -> None:
     program = """
 import sys, turnstile_server.commands.serve
-print(sorted({"torch", "transformers", "tokenizers", "mcp", "fastapi", "docker", "openenv", "gradio", "renderers",
+print(sorted({"torch", "transformers", "tokenizers", "mcp", "fastapi", "docker", "openenv", "gradio",
     "aiohttp", "prometheus_client"} & set(sys.modules)))
 """
     assert run(program) == "[]"
@@ -27,7 +27,7 @@ print(sorted({"torch", "transformers", "tokenizers", "mcp", "fastapi", "docker",
 def test_a_start_without_a_model_imports_no_library_of_models() -> None:
     program = """
 import sys, turnstile_server.app
-print(sorted({"torch", "transformers", "renderers", "openenv", "gradio", "fastmcp"} & set(sys.modules)))
+print(sorted({"torch", "transformers", "openenv", "gradio", "fastmcp"} & set(sys.modules)))
 """
     assert run(program) == "[]"
 

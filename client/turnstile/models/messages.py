@@ -17,12 +17,14 @@ class ToolCall:
     """One tool call of an assistant message.
 
     ``arguments`` is the JSON text exactly as the model wrote it (in a foreign reply: as the agent sent it). ``id``
-    is the server's or the agent's; in matching it only breaks ties.
+    is the server's or the agent's; in matching it only breaks ties. ``own_id``: the id that the model itself
+    wrote, in formats that have one; the model's context keeps it, agents never see it.
     """
 
     name: str
     arguments: str
     id: str | None = None
+    own_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

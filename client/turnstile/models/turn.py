@@ -50,6 +50,38 @@ class ParseStatus(StrEnum):
     UNKNOWN_TOOL = "unknown_tool"
 
 
+class ParseNote(StrEnum):
+    """A liberty with which a call was read: it could be read in one way only, and was not written as it should
+    be."""
+
+    END_MISSING = "end_missing"
+    """The last tag is missing, before the next call or at the end of the reply."""
+    OPENING_MISSING = "opening_missing"
+    """The first tag is missing."""
+    PARAMETER_END_MISSING = "parameter_end_missing"
+    """A parameter is not closed before the next one, or before the end of the call."""
+    END_IN_VALUE = "end_in_value"
+    """A value holds the tag that closes it."""
+    ARGUMENTS_KEY = "arguments_key"
+    """Another key than the format's holds the arguments (``parameters`` for ``arguments``)."""
+    ARGUMENTS_MISSING = "arguments_missing"
+    """There are no arguments, or null for them; the call has an empty object."""
+    ARGUMENTS_ENCODED_TWICE = "arguments_encoded_twice"
+    """The arguments are a JSON string that holds the object."""
+    RAW_CONTROL_CHARACTERS = "raw_control_characters"
+    """A JSON string holds a line break or another control character as it is."""
+    PYTHON_LITERAL = "python_literal"
+    """``True``, ``None`` or a list as Python writes it stands where JSON should."""
+    VALUE_UNTYPED = "value_untyped"
+    """A value is none that its schema takes; it was handed on as the string that it is."""
+    UNDECLARED_PARAMETER = "undeclared_parameter"
+    """The tool declares no such parameter; it was handed on as a string."""
+    UNDECLARED_TOOL = "undeclared_tool"
+    """No such tool was offered; the call was handed on."""
+    OTHER_FORM = "other_form"
+    """The call is written in another form of the same format."""
+
+
 class BreakAt(Model):
     """The first divergent message: its index in the call, and the path inside it (e.g. ``content``)."""
 
@@ -149,6 +181,9 @@ class TurnFacts(Model):
     reply: Message
     break_: Break | None = Field(default=None, alias="break")
     parse_status: tuple[ParseStatus, ...] = ()
+    parse_notes: tuple[str, ...] = ()
+    """The liberties with which the reply's calls were read: names of ``ParseNote``, or a call format's own
+    words."""
     thread: Thread | None = None
     """The conversation of this call by the agent's own headers."""
     echo: tuple[str, ...] = ()

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from turnstile.models import EpisodeStats, Turn, Untrained
+from turnstile.models import EpisodeStats, ParseStatus, Turn, Untrained
 from turnstile_server.capture.node import Node
 from turnstile_server.capture.provenance import Origin, auxiliary_roots, origins, start
 
@@ -88,6 +88,12 @@ def untrained_reasons(nodes: Iterable[Node], of_root: Mapping[str, Origin]) -> d
     return reasons
 
 
+def parse_findings(turn: Turn) -> list[str]:
+    """What was amiss in the calls of a turn's reply: why attempts are text, and the liberties with which others
+    were read."""
+    return [status.value for status in turn.parse_status if status is not ParseStatus.OK] + list(turn.parse_notes)
+
+
 def statistics(
     nodes: Iterable[Node], untrained: Iterable[Untrained], discarded: Mapping[str, int]
 ) -> EpisodeStats:
@@ -98,6 +104,7 @@ def statistics(
         untrained_tokens[entry.reason] += entry.tokens
     breaks: Counter[str] = Counter()
     cosmetic: Counter[str] = Counter()
+    parse: Counter[str] = Counter()
     versions: Counter[str] = Counter()
     sampled = rerendered = branches = turns = roots = 0
     for node in nodes:
@@ -109,6 +116,7 @@ def statistics(
         sampled += node.sampled_count
         rerendered += node.turn.rerendered_tokens
         cosmetic.update(node.turn.echo)
+        parse.update(parse_findings(node.turn))
         versions.update(tokens_by_version(node.turn))
         if node.turn.break_ is not None:
             breaks[node.turn.break_.reason.value] += 1
@@ -123,6 +131,7 @@ def statistics(
         branches=branches,
         breaks=dict(breaks),
         cosmetic=dict(cosmetic),
+        parse=dict(parse),
         weight_versions=dict(versions),
     )
 
@@ -152,6 +161,7 @@ class RunningStatistics:
         self._sampled = self._rerendered = self._branches = self._turns = self._roots = 0
         self._breaks: Counter[str] = Counter()
         self._cosmetic: Counter[str] = Counter()
+        self._parse: Counter[str] = Counter()
         self._versions: Counter[str] = Counter()
         self._untrained: Counter[str] = Counter()
         """Tokens by reason, without ``auxiliary`` and without those of the delivery."""
@@ -181,6 +191,7 @@ class RunningStatistics:
         self._sampled += len(turn.completion_ids)
         self._rerendered += turn.rerendered_tokens
         self._cosmetic.update(turn.echo)
+        self._parse.update(parse_findings(turn))
         self._versions.update(tokens_by_version(turn))
         if turn.break_ is not None:
             self._breaks[turn.break_.reason.value] += 1
@@ -240,6 +251,7 @@ class RunningStatistics:
             branches=self._branches,
             breaks=dict(self._breaks),
             cosmetic=dict(self._cosmetic),
+            parse=dict(self._parse),
             weight_versions=dict(self._versions),
         )
 

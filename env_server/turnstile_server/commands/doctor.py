@@ -28,6 +28,7 @@ from turnstile_server.errors import NotFound, StartupError, TaskFailed, Unproces
 from turnstile_server.testing.doctor import DoctorReport, Finding, check_agent
 from turnstile_server.testing.image_check import check_image
 from turnstile_server.testing.machine import MachineReport, check_machine, check_parts
+from turnstile_server.testing.model_check import check_model
 
 FAILED = 1
 USAGE = 2
@@ -104,6 +105,9 @@ def machine(
     image: Annotated[
         str | None, typer.Option("--image", help="Tell instead what works in sandboxes of this Docker image.")
     ] = None,
+    model: Annotated[
+        Path | None, typer.Option("--model", help="Tell instead what is exact with this Hugging Face folder.")
+    ] = None,
     parts: Annotated[
         bool, typer.Option("--parts", help="Only list the installed parts: engines, dialects, graders, …")
     ] = False,
@@ -112,15 +116,17 @@ def machine(
     config: Annotated[Path | None, typer.Option("--config", help="Settings file (TOML).")] = None,
 ) -> None:
     """Try what holds sandboxes on this machine: one is made, and attacked from inside; and list the parts that
-    packages add. Or try what works in an image."""
-    if parts and image is not None:
-        typer.echo("turnstile: --parts and --image ask for different reports; give one of them", err=True)
+    packages add. Or try what works in an image, or with a model folder."""
+    if (parts, image is not None, model is not None).count(True) > 1:
+        typer.echo("turnstile: --parts, --image and --model ask for different reports; give one", err=True)
         raise typer.Exit(USAGE)
     flags = {"sandboxes.kind": sandbox, "sandboxes.docker_image": sandbox_image, "data_dir": data_dir}
     settings = settings_of(nested(flags), config)
     try:
         if parts:
             check: Callable[[], Awaitable[MachineReport]] = check_parts
+        elif model is not None:
+            check = partial(check_model, settings.rendering, model)
         else:
             check = partial(check_machine, settings) if image is None else partial(check_image, settings, image)
         report = anyio.run(_until_signalled, check)

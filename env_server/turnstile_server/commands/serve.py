@@ -56,12 +56,6 @@ class EngineDtype(StrEnum):
     BFLOAT16 = "bfloat16"
 
 
-class RendererBackend(StrEnum):
-    AUTO = "auto"
-    TEMPLATE = "template"
-    RENDERERS = "renderers"
-
-
 class ThinkingHistory(StrEnum):
     KEEP = "keep"
     TEMPLATE = "template"
@@ -151,17 +145,13 @@ def serve(
     durability: Annotated[
         Durability | None, typer.Option("--durability", help="What an acknowledged turn survives.")
     ] = None,
-    renderer: Annotated[RendererBackend | None, typer.Option("--renderer", help="Who renders prompts.")] = None,
-    family: Annotated[
-        str | None, typer.Option("--family", help="Model family of `--renderer renderers`, e.g. qwen3.")
-    ] = None,
-    tool_format: Annotated[
+    call_format: Annotated[
         str | None,
         typer.Option(
-            "--tool-format",
+            "--call-format",
             metavar=CALL_FORMATS,
             callback=known_call_format,
-            help="Call format of the template backend.",
+            help="Form of the model's tool calls, where its chat template does not show it.",
         ),
     ] = None,
     thinking_history: Annotated[
@@ -201,9 +191,7 @@ def serve(
         "sandboxes.docker_image": sandbox_image,
         "sandboxes.allow_unisolated": allow_unisolated,
         "journal.durability": durability,
-        "rendering.backend": renderer,
-        "rendering.family": family,
-        "rendering.tool_format": tool_format,
+        "rendering.call_format": call_format,
         "rendering.thinking_history": thinking_history,
     }
     settings = settings_of(nested(flags), config)

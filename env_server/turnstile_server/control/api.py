@@ -49,6 +49,8 @@ class ControlParts:
     address: AgentAddress
     pause_alarm_s: float
     """``/ready`` is 503 while model calls have been held for longer."""
+    inexact: tuple[str, ...] = ()
+    """What is not exact with the model (``rendering/model_report.py``); ``/ready`` says it."""
 
 
 def build_router(parts: ControlParts) -> APIRouter:
@@ -68,8 +70,9 @@ def _add_open_routes(router: APIRouter, parts: ControlParts) -> None:
 
     @router.get("/ready")
     async def ready() -> Response:
-        """Readiness: 200 if new episodes are taken and their model calls served, else 503. These routes serve once
-        all is started; ``http/starting.py`` answers before."""
+        """Readiness: 200 if new episodes are taken and their model calls served, else 503. ``model``: what is not
+        exact with the model that is served. These routes serve once all is started; ``http/starting.py`` answers
+        before."""
         refusal = parts.episodes.refusal
         if refusal is not None:
             reason = f"new episodes and turns are refused: {refusal}"
@@ -78,12 +81,13 @@ def _add_open_routes(router: APIRouter, parts: ControlParts) -> None:
         if unserved is not None:
             return JSONResponse({"status": "not ready", "reason": unserved}, 503)
         waits_s = parts.engine.held_s
+        model = {"model": list(parts.inexact)} if parts.inexact else {}
         if waits_s is None:
-            return JSONResponse({"status": "ready"})
+            return JSONResponse({"status": "ready", **model})
         held = f"model calls wait: the engine is paused, updated or asleep since {waits_s:.0f} s"
         if waits_s > parts.pause_alarm_s:
             return JSONResponse({"status": "not ready", "reason": held}, 503)
-        return JSONResponse({"status": "ready", "engine": held})
+        return JSONResponse({"status": "ready", "engine": held, **model})
 
 
 def _add_episode_routes(router: APIRouter, parts: ControlParts) -> None:

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import anyio
 
-from turnstile.models import Message, Thread, ToolCall, new_id
+from turnstile.models import Message, Thread, new_id
 from turnstile_server.capture import Node
 from turnstile_server.errors import TurnstileError
 from turnstile_server.gate.dialects.base import Dialect, FinishedReply, ModelRequest, ReplyHead, Usage
@@ -213,8 +213,7 @@ def _wake(waiter: asyncio.Future[None]) -> None:
 
 def _identified(delta: CallDelta) -> CallDelta:
     """The delta with an id for its call."""
-    call = delta.call
-    return CallDelta(delta.index, ToolCall(id=new_id("call"), name=call.name, arguments=call.arguments))
+    return CallDelta(delta.index, replace(delta.call, id=new_id("call")))
 
 
 @dataclass(frozen=True, slots=True)

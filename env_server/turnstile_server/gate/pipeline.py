@@ -311,7 +311,9 @@ class CallPipeline:
                 self._discard(session, "started_again", builder.given_up)
             final, parsed = parser.finish()
             call.emit(final)
-            turn = builder.turn(session.next_seq(), message_of(call.deltas), finish.reason, parsed.parse_status)
+            reply = message_of(call.deltas)
+            status, notes = parsed.parse_status, parsed.parse_notes
+            turn = builder.turn(session.next_seq(), reply, finish.reason, status, notes)
             node = await self._commit(session, turn, builder.prompt.tokenized_bytes)
         except BaseException as error:
             await self._account_for(error, session, call, builder)

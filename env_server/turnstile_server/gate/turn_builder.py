@@ -44,6 +44,7 @@ from turnstile_server.errors import EngineProtocolError
 from turnstile_server.gate.bounds import GateBounds
 from turnstile_server.gate.dialects.base import ModelRequest
 from turnstile_server.gate.made_turn import made_timings, made_turn
+from turnstile_server.rendering.message_rules import Rewritten
 from turnstile_server.rendering.protocol import CannotBridge, PathEnd, Renderer, TooManyTokens
 from turnstile_server.settings import GateSettings
 
@@ -117,6 +118,8 @@ class Prompt:
     input_ids: Int32Array
     broken: Break | None
     tokenized_bytes: int
+    rewritten: frozenset[str] = frozenset()
+    """The ways in which messages were written differently for the chat template (``Rewritten``)."""
 
     @property
     def rerendered_tokens(self) -> int:
@@ -165,7 +168,8 @@ class Prompter:
         """
         parent = match.parent
         if identical is not None and identical.parent is parent and _same_system(identical, match):
-            return _prompt_of(parent, identical.turn.context_ids, match.broken, 0)
+            rewritten = frozenset(identical.turn.echo) & frozenset(map(str, Rewritten))
+            return _prompt_of(parent, identical.turn.context_ids, match.broken, 0, rewritten)
         broken = match.broken
         if parent is not None:
             end = path_end(parent)
@@ -180,13 +184,13 @@ class Prompter:
             except TooManyTokens as error:
                 raise TooManyTokens(parent.token_count + error.tokens) from None
             if not isinstance(bridge, CannotBridge):
-                return _prompt_of(parent, bridge.context_ids, broken, bridge.tokenized_bytes)
+                return _prompt_of(parent, bridge.context_ids, broken, bridge.tokenized_bytes, bridge.rewritten)
             broken = Break(reason=BreakReason(bridge.reason))
         messages = (*_stored_messages(parent), *match.new_messages)
         rendered = await self._run(
             share, messages, tools, lambda: self._renderer.render(messages, tools, most=self._most)
         )
-        return _prompt_of(None, rendered.ids, broken, rendered.tokenized_bytes)
+        return _prompt_of(None, rendered.ids, broken, rendered.tokenized_bytes, rendered.rewritten)
 
     async def _run(
         self,
@@ -273,6 +277,7 @@ class TurnBuilder:
         reply: Message,
         finish_reason: FinishReason,
         parse_status: Sequence[ParseStatus] = (),
+        parse_notes: Sequence[str] = (),
     ) -> Turn:
         """The turn, frozen, of the tokens kept so far.
 
@@ -304,9 +309,11 @@ class TurnBuilder:
             "reply": reply,
             "break": prompt.broken,
             "parse_status": tuple(parse_status),
+            "parse_notes": tuple(map(str, parse_notes)),
             "thread": context.thread,
             "step": context.step,
-            "echo": tuple(map(str, context.match.echo)),  # names alone, of an enumeration's members
+            # Names alone, of an enumeration's members.
+            "echo": (*map(str, context.match.echo), *sorted(map(str, prompt.rewritten))),
             "rerendered_tokens": prompt.rerendered_tokens,
             "timings": made_timings(
                 started_at=watch.started_at,
@@ -391,6 +398,12 @@ def _joined(parts: Sequence[npt.NDArray[Any]], dtype: npt.DTypeLike) -> npt.NDAr
     return joined
 
 
-def _prompt_of(parent: Node | None, context_ids: Int32Array, broken: Break | None, tokenized_bytes: int) -> Prompt:
+def _prompt_of(
+    parent: Node | None,
+    context_ids: Int32Array,
+    broken: Break | None,
+    tokenized_bytes: int,
+    rewritten: frozenset[str] = frozenset(),
+) -> Prompt:
     input_ids = context_ids if parent is None else parent.extended(context_ids)
-    return Prompt(parent, context_ids, input_ids, broken, tokenized_bytes)
+    return Prompt(parent, context_ids, input_ids, broken, tokenized_bytes, rewritten)

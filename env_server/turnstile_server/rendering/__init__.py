@@ -12,10 +12,11 @@ Reading order:
 - ``detokenizer``: ids to text as they come, cut at stop strings.
 - ``token_text``: single tokens as people see them.
 - ``tags``: the tags around thinking and calls, and where thinking is open.
-- ``call_formats``: how models write tool calls.
+- ``call_formats``: how models write tool calls; ``recognition``: which of the formats is a template's.
+- ``message_rules``: messages that a template does not keep in their place, and what is done about them.
 - ``reply_parser``: a completion to text, reasoning and calls.
-- ``template``, ``synthetic``, ``continuation``: the backend for any Hugging Face chat template.
+- ``template``, ``synthetic``, ``continuation``: the renderer for any Hugging Face chat template.
+- ``model_report``: what a model folder can do, and what is not exact, for people.
 - ``traced_text``, ``traced_template``, ``marked_text``, ``bridge_traces``: what makes a continuation cheap where
   messages like the new ones were seen before.
-- ``family``, ``family_parser``: the backend over the ``renderers`` package.
 """

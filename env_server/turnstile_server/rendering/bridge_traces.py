@@ -77,6 +77,7 @@ class TracedBridge:
     _variant: _Variant
     _values: tuple[str, ...]
     _traces: BridgeTraces
+    apart: bool = False
 
     def ids(self, text: str, *, after: int | None, most: int | None) -> EncodedRuns | None:
         """The ids of ``text``, which is made of ``close`` and ``new``; None: encode it the ordinary way."""
@@ -120,6 +121,8 @@ class BridgeTraces:
 
     def note(self, reply: Message, new_messages: Sequence[Message], endings: Endings) -> None:
         """Notes the shape of a continuation that was made the ordinary way, with these endings."""
+        if endings.apart:
+            return
         shape, values = _shape(reply, new_messages), _values(reply, new_messages)
         known = self._shapes.get(shape, ()) if shape is not None else None
         if shape is None or known is None or any(variant.fits(values) for variant in known):

@@ -21,6 +21,7 @@ import numpy as np
 from turnstile.models import Message, Tool
 from turnstile_server.errors import InvalidRequest
 from turnstile_server.rendering.bridge_traces import BridgeTraces
+from turnstile_server.rendering.call_formats.tool_schemas import ToolSchemas
 from turnstile_server.rendering.detokenizer import TokenBytes
 from turnstile_server.rendering.encoder import TextEncoder
 from turnstile_server.rendering.protocol import Bridge, CannotBridge, PathEnd
@@ -37,6 +38,9 @@ class Ending(Protocol):
 
     @property
     def new(self) -> str: ...
+
+    @property
+    def apart(self) -> bool: ...
 
 
 class Continuation:
@@ -118,7 +122,7 @@ class Continuation:
             return None
         literal = self._table.control[stop].text
         bare = self._synthetic.close or ""
-        if bare.strip() and endings.close.endswith(bare):
+        if bare.strip() and endings.close.endswith(bare) and not endings.apart:
             return bare.partition(literal)[2] + endings.new if literal in bare else None
         if literal in endings.close:
             return endings.close.rpartition(literal)[2] + endings.new
@@ -133,6 +137,8 @@ class Continuation:
     def _close(self, endings: Ending) -> str:
         """The close alone: without the calls, which were sampled."""
         bare = self._synthetic.close or ""
+        if endings.apart:
+            return endings.close
         if endings.close.endswith(bare):
             return bare
         raise Unbridgeable("the template ends a turn with calls differently")
@@ -144,14 +150,15 @@ class Continuation:
         parser = TagReplyParser(
             self._table,
             self._tags,
-            frozenset(),
+            ToolSchemas(()),
             thinking=opened_by(end.prompt_tail, self._tags, self._table),
             stop=(),
+            stop_ids=self._stop_ids,
             parse_calls=False,
         )
         parser.feed(end.completion_ids)
         parser.finish()
-        closing = self._tags.think[1].text
+        closing = self._tags.think[1]
         if not parser.thinking:
             return ""
         derived = self._synthetic.thinking_close

@@ -45,6 +45,7 @@ class TokenBytes:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.control = {token.id: token for token in vocabulary.control}
+        self.special_texts = frozenset(token.text for token in vocabulary.control if token.special)
         tokenizer = vocabulary.tokenizer
         convert = _converter(json.loads(tokenizer.to_str())["decoder"])
         added = tokenizer.get_added_tokens_decoder()

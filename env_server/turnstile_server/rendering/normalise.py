@@ -1,20 +1,20 @@
-"""Messages and tools in the shape that chat templates expect, with control text marked. Both backends use it.
+"""Messages and tools in the shape that chat templates expect, with control text marked.
 
-``developer`` becomes ``system`` where the template does not know it, in place. Calls get the OpenAI envelope;
-their arguments are an object where they parse to one. Reasoning goes into the field that the template reads.
-Tools are the whole stored envelope. Then the control-token literals in every string that a caller wrote, keys
-included, are replaced by stand-ins (``encoder``).
+Calls get the OpenAI envelope; their arguments are an object where they parse to one. Reasoning goes into the field
+that the template reads. Tools are the whole stored envelope. Then the control-token literals in every string that
+a caller wrote, keys included, are replaced by stand-ins (``encoder``).
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from turnstile.models import Message, Tool
+from turnstile.models import Message, Tool, ToolCall
 from turnstile_server.errors import InvalidRequest
+from turnstile_server.rendering.call_formats.protocol import CallFormat
 from turnstile_server.rendering.encoder import NO_SHIELD, ControlText, Shield, free_characters
 
 Stock = dict[str, Any]
@@ -41,10 +41,9 @@ class Prepared:
         return text
 
 
-def stock_message(message: Message, *, knows_developer: bool, reasoning_key: str = "reasoning_content") -> Stock:
+def stock_message(message: Message, *, reasoning_key: str = "reasoning_content") -> Stock:
     """A message as the dict that ``transformers`` passes to a template."""
-    role = "system" if message.role == "developer" and not knows_developer else message.role
-    stock: Stock = {"role": role, "content": message.content}
+    stock: Stock = {"role": message.role, "content": message.content}
     if message.name is not None:
         stock["name"] = message.name
     if message.tool_call_id is not None:
@@ -61,6 +60,27 @@ def stock_message(message: Message, *, knows_developer: bool, reasoning_key: str
             for index, call in enumerate(message.tool_calls)
         ]
     return stock
+
+
+def own_ids(messages: Sequence[Message], call_format: CallFormat | None) -> Sequence[Message]:
+    """The messages with the ids that a model's context has for its calls: those that the model wrote, else those
+    that its format gives them, counted over the conversation; in results, too."""
+    if call_format is None:
+        return messages
+    own: dict[str, str] = {}
+    index = 0
+    changed: list[Message] = []
+    for message in messages:
+        calls: list[ToolCall] = []
+        for call in message.tool_calls:
+            given = call.own_id if call.own_id is not None else call_format.own_id(call, index)
+            index += 1
+            if given is not None and call.id is not None:
+                own[call.id] = given
+            calls.append(call if given is None else replace(call, id=given))
+        answered = message.tool_call_id
+        changed.append(replace(message, tool_calls=tuple(calls), tool_call_id=own.get(answered or "", answered)))
+    return changed
 
 
 def arguments_object(arguments: str) -> dict[str, Any] | str:

@@ -40,11 +40,13 @@ class Bridge:
 
     ``tokenized_bytes``: UTF-8 bytes of the text that was tokenized to make them. What a template writes around
     every message may have been tokenized once before. Benchmarks assert that these are the bytes of the new
-    messages, not of the history.
+    messages, not of the history. ``rewritten``: the ways in which messages were written differently, because the
+    template does not keep them as they are (``message_rules.Rewritten``).
     """
 
     context_ids: Int32Array
     tokenized_bytes: int
+    rewritten: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +60,12 @@ class CannotBridge:
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """A whole conversation with the generation prompt: ``ids`` int32, and the UTF-8 bytes that were tokenized."""
+    """A whole conversation with the generation prompt: ``ids`` int32, and the UTF-8 bytes that were tokenized.
+    ``rewritten``: as in ``Bridge``."""
 
     ids: Int32Array
     tokenized_bytes: int
+    rewritten: frozenset[str] = frozenset()
 
 
 class TooManyTokens(Exception):
@@ -107,7 +111,8 @@ Delta = TextDelta | ReasoningDelta | CallDelta
 class ParsedReply:
     """The reply the agent is shown. Calls have no ids yet (the gate gives them).
 
-    ``parse_status``: one entry per call attempt found; anything but ``ok`` was shown as text. A turn records it.
+    ``parse_status``: one entry per call attempt found; anything but ``ok`` was shown as text. ``parse_notes``: the
+    liberties with which calls were read (``ParseNote``, or a format's own words). A turn records both.
     ``message`` and ``stop_string`` (the caller's stop string that ended the visible text, if one did) are the
     reference of ``ReplyParser``'s law. The gate takes its message from the deltas, and the stop string from the
     engine; the tests hold both parsers to the reference.
@@ -116,6 +121,7 @@ class ParsedReply:
     message: Message
     parse_status: tuple[ParseStatus, ...]
     stop_string: str | None = None
+    parse_notes: tuple[str, ...] = ()
 
 
 class ReplyParser(Protocol):
@@ -132,6 +138,19 @@ class ReplyParser(Protocol):
     def finish(self) -> tuple[list[Delta], ParsedReply]:
         """Releases what was held back. Call once; afterwards the parser is spent."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReport:
+    """``call_format``: its name; None where the model cannot be given tools. ``thinking``: the tags around it, ""
+    for none. ``stops``: the tokens that end a reply. ``rewrites``: how messages are written differently that the
+    chat template does not keep (``message_rules.Rewritten``). ``inexact``: what is not exact, a sentence each."""
+
+    call_format: str | None
+    thinking: str
+    stops: tuple[str, ...]
+    rewrites: tuple[str, ...]
+    inexact: tuple[str, ...]
 
 
 class Renderer(Protocol):
@@ -155,6 +174,11 @@ class Renderer(Protocol):
     @property
     def token_bytes(self) -> TokenBytes:
         """The bytes of every id."""
+        ...
+
+    @property
+    def report(self) -> ModelReport:
+        """What this model folder can do, and what of it is not exact."""
         ...
 
     def check_tools(self, tools: Sequence[Tool]) -> None:

@@ -11,20 +11,29 @@ What the reply is:
   A call inside thinking is thinking, never executed.
 - Reasoning loses its leading newlines and trailing whitespace; content loses its leading newlines and trailing
   whitespace; whitespace around a call stays only between two pieces of visible text.
-- A call that does not parse, is not closed, or names no offered tool is text, tags included.
-- Turn-end tokens and other special tokens are never shown; ids without a token are empty.
+- From the first opening of a call on, the reply is held until its end and read by the call format. What is no call
+  is text, tags included.
+- Turn-end tokens and other special tokens are never shown; inside a call that was read they are part of its
+  strings. Ids without a token are empty.
+
+Control tokens are lone surrogates while a reply is parsed: decoded text has none, so nothing that a model spells
+in ordinary tokens can be taken for one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from turnstile.models import Int32Array, Message, ParseStatus, ToolCall
+from turnstile_server.rendering.call_formats.protocol import Called, CallFormat, Segment, Shown, Thought
+from turnstile_server.rendering.call_formats.tool_schemas import ToolSchemas
 from turnstile_server.rendering.detokenizer import Detokenizer, Piece, StopFilter, TokenBytes, held_suffix
 from turnstile_server.rendering.protocol import CallDelta, Delta, ParsedReply, ReasoningDelta, TextDelta
-from turnstile_server.rendering.tags import Tag, Tags
+from turnstile_server.rendering.tags import Tags
 
 
 class TextTrim:
@@ -47,142 +56,217 @@ class TextTrim:
         return body
 
 
-class TagParser:
-    """Pieces of text to deltas. Its states are thinking, content and call."""
+class StandIns:
+    """Lone surrogates that stand for control tokens, and for spelled literals, in the text of one reply."""
 
-    def __init__(self, tags: Tags, known_tools: frozenset[str], *, thinking: bool, parse_calls: bool) -> None:
-        self._think = tags.think
-        self._call = tags.call if parse_calls else None
-        self._call_format = tags.call_format
-        self._known = known_tools
+    def __init__(self) -> None:
+        self._of: dict[tuple[str, bool], str] = {}
+
+    def of(self, literal: str, *, spelled: bool = False) -> str:
+        """The character for a control token, or for its ``spelled`` literal; the literal where none is free."""
+        key = (literal, spelled)
+        if key not in self._of:
+            if len(self._of) >= _SURROGATES:
+                return literal
+            self._of[key] = chr(0xD800 + len(self._of))
+        return self._of[key]
+
+    def tokens(self) -> list[tuple[str, str]]:
+        """The characters of control tokens, with their literals."""
+        return [(character, literal) for (literal, spelled), character in self._of.items() if not spelled]
+
+    def restored(self, text: str, *, quoted: bool = False) -> str:
+        """``text`` with the literals again. ``quoted``: it is JSON, and they stand in its strings."""
+        if text.isascii():
+            return text
+        for (literal, _), character in self._of.items():
+            if character in text:
+                text = text.replace(
+                    character, json.dumps(literal, ensure_ascii=False)[1:-1] if quoted else literal
+                )
+        return text
+
+
+_SURROGATES = 0x800
+
+
+class TagParser:
+    """Pieces of text to deltas. Its states are thinking, content and region (from the opening of a call on)."""
+
+    def __init__(
+        self,
+        tags: Tags,
+        offered: ToolSchemas,
+        *,
+        special: Collection[str],
+        thinking: bool,
+    ) -> None:
+        """``special``: literals of the tokens that are not shown. ``tags`` without a call format: calls are
+        text."""
+        self._special = special
+        self._format = tags.call_format
+        self._offered = offered
+        self._stand_ins = StandIns()
+        self._marked = tags.marked
+        self._think = None if tags.think is None else tuple(self._inner(tag) for tag in tags.think)
+        openings = () if self._format is None else self._format.openings
+        self._openings = [(self._inner(opening.text), opening.first) for opening in openings]
         self._state = "thinking" if thinking else "content"
         self._may_think = not thinking
         self._buffer = ""
-        """Text that may begin a tag that is no token."""
-        self._raw: list[str] = []
-        """A call from after its opening tag."""
+        """Text that may begin a tag."""
+        self._region: list[str] = []
         self._reasoning = TextTrim()
         self._content = TextTrim()
         self.text: list[str] = []
         self.reasoning: list[str] = []
         self.calls: list[ToolCall] = []
         self.status: list[ParseStatus] = []
+        self.notes: list[str] = []
 
     @property
     def thinking(self) -> bool:
         return self._state == "thinking"
 
+    @property
+    def in_region(self) -> bool:
+        return self._state == "region"
+
     def feed(self, pieces: list[Piece]) -> list[Delta]:
         deltas: list[Delta] = []
         for piece in pieces:
-            if piece.control is None:
-                self._buffer += piece.text
-                self._drain(deltas, final=False)
-                continue
-            self._drain(deltas, final=True)
-            tag = self._tag_of(piece)
-            if tag is None:
-                self._pass(piece.text, deltas)
-            else:
-                self._enter(tag, deltas)
+            self._buffer += self._view(piece)
+            self._drain(deltas, final=False)
         return deltas
 
-    def finish(self) -> list[Delta]:
+    def finish(self, *, ended: bool) -> list[Delta]:
+        """``ended``: the model ended the reply itself."""
         deltas: list[Delta] = []
         self._drain(deltas, final=True)
-        if self._state == "call":
-            self._abandon(ParseStatus.UNCLOSED, "", deltas)
+        if self._state == "region" and self._format is not None:
+            for segment in self._read(self._format, "".join(self._region), ended=ended):
+                self._take(segment, deltas)
         return deltas
 
-    def _expected(self) -> list[Tag]:
-        """The tags that mean something in the present state."""
-        if self._state == "thinking":
-            return [self._think[1]] if self._think else []
-        if self._state == "call":
-            return [self._call[1]] if self._call else []
-        tags = [self._call[0]] if self._call else []
-        if self._think and self._may_think and not self._content.started and not self.calls:
-            tags.append(self._think[0])
-        return tags
+    def _inner(self, literal: str) -> str:
+        """``literal`` with stand-ins in the place of control tokens."""
+        for token in self._marked:
+            literal = literal.replace(token, self._stand_ins.of(token))
+        return literal
 
-    def _tag_of(self, piece: Piece) -> Tag | None:
-        tags = self._expected()
-        if self._state == "call" and self._call:
-            tags.append(self._call[0])
-        return next((tag for tag in tags if tag.id is not None and tag.id == piece.control), None)
+    def _view(self, piece: Piece) -> str:
+        if piece.control is None:
+            return piece.text
+        return self._stand_ins.of(piece.text)
+
+    def _tags(self) -> list[tuple[str, bool]]:
+        """What means something in the present state, and if only where no visible text stands before it."""
+        if self._state == "thinking":
+            return [] if self._think is None else [(self._think[1], False)]
+        if self._think is not None and self._may_think and not self._content.started:
+            return [*self._openings, (self._think[0], True)]
+        return self._openings
 
     def _drain(self, deltas: list[Delta], *, final: bool) -> None:
-        """Passes the buffered text, acting on textual tags; keeps what may still begin one."""
+        """Passes the buffered text, acting on tags; keeps what may still begin one."""
         while self._buffer:
-            tags = [tag for tag in self._expected() if tag.id is None]
-            if not tags:  # those that are tokens come as such
-                passed, self._buffer = self._buffer, ""
+            if self._state == "region":
+                self._region.append(self._buffer)
+                self._buffer = ""
+                return
+            tags = [
+                (tag, first)
+                for tag, first in self._tags()
+                if not (first and (self._content.started or not tag.startswith(self._buffer.lstrip()[: len(tag)])))
+            ]
+            found = [(self._buffer.find(tag), -len(tag), tag) for tag, _ in tags if tag in self._buffer]
+            if not found:
+                kept = 0 if final else held_suffix(self._buffer, [tag for tag, _ in tags])
+                passed = self._buffer[: len(self._buffer) - kept]
+                self._buffer = self._buffer[len(passed) :]
                 self._pass(passed, deltas)
                 return
-            found = [(self._buffer.find(tag.text), tag) for tag in tags if tag.text in self._buffer]
-            if found:
-                start, tag = min(found, key=lambda item: item[0])
-                before, self._buffer = self._buffer[:start], self._buffer[start + len(tag.text) :]
-                self._pass(before, deltas)
-                if tag not in self._expected():  # the text before it was visible: too late for thinking
-                    self._pass(tag.text, deltas)
-                    continue
-                self._enter(tag, deltas)
-                continue
-            kept = 0 if final else held_suffix(self._buffer, [tag.text for tag in tags])
-            passed, self._buffer = (
-                self._buffer[: len(self._buffer) - kept],
-                self._buffer[len(self._buffer) - kept :],
-            )
-            self._pass(passed, deltas)
-            return
+            start, _, tag = min(found)
+            before, self._buffer = self._buffer[:start], self._buffer[start:]
+            self._pass(before, deltas)
+            self._enter(tag)
 
-    def _enter(self, tag: Tag, deltas: list[Delta]) -> None:
-        if self._think and tag == self._think[1]:
-            self._state = "content"
-        elif self._think and tag == self._think[0]:
-            self._state = "thinking"
+    def _enter(self, tag: str) -> None:
+        """Acts on the tag that the buffer begins with."""
+        if self._think is not None and tag == self._think[self._state == "thinking"]:
+            self._state = "content" if self._state == "thinking" else "thinking"
             self._may_think = False
-        elif self._call and tag == self._call[0]:
-            if self._state == "call":
-                self._abandon(ParseStatus.UNCLOSED, "", deltas)
-            self._state = "call"
-            self._raw = []
+            self._buffer = self._buffer[len(tag) :]
         else:
-            self._close_call(deltas)
+            self._state = "region"
 
-    def _close_call(self, deltas: list[Delta]) -> None:
-        assert self._call is not None
-        assert self._call_format is not None
-        parsed = self._call_format.parse("".join(self._raw), self._known)
-        if isinstance(parsed, ParseStatus):
-            self._abandon(parsed, self._call[1].text, deltas)
-            return
-        self._state = "content"
-        self.status.append(ParseStatus.OK)
-        deltas.append(CallDelta(len(self.calls), parsed))
-        self.calls.append(parsed)
+    def _read(self, call_format: CallFormat, text: str, *, ended: bool) -> list[Segment]:
+        """The segments of the held text, in its own stand-ins."""
+        shown = text
+        for literal in self._marked:
+            shown = shown.replace(literal, self._stand_ins.of(literal, spelled=True))
+        for character, literal in self._stand_ins.tokens():
+            if literal in self._marked:
+                shown = shown.replace(character, literal)
+        return call_format.read(shown, self._offered, ended=ended)
 
-    def _abandon(self, status: ParseStatus, close: str, deltas: list[Delta]) -> None:
-        """Turns what began as a call into text."""
-        assert self._call is not None
-        self._state = "content"
-        self.status.append(status)
-        self._pass(self._call[0].text + "".join(self._raw) + close, deltas)
+    def _take(self, segment: Segment, deltas: list[Delta]) -> None:
+        restored = self._stand_ins.restored
+        if isinstance(segment, Called):
+            call = replace(
+                segment.call,
+                name=restored(segment.call.name),
+                arguments=escaped(restored(segment.call.arguments, quoted=True)),
+                own_id=None if segment.call.own_id is None else restored(segment.call.own_id),
+            )
+            self.status.append(ParseStatus.OK)
+            self.notes += segment.notes
+            deltas.append(CallDelta(len(self.calls), call))
+            self.calls.append(call)
+        elif isinstance(segment, Shown):
+            self._show(self._without_specials(segment.text), deltas)
+        elif isinstance(segment, Thought):
+            self._think_on(self._without_specials(segment.text), deltas)
+        else:
+            self.status.append(segment.status)
+            self._show(restored(segment.text), deltas)
+
+    def _without_specials(self, text: str) -> str:
+        """Text with the literals of tokens that a reader sees, and without those of special tokens."""
+        if text.isascii():
+            return text
+        for character, literal in self._stand_ins.tokens():
+            if character in text:
+                text = text.replace(character, "" if literal in self._special else literal)
+        return self._stand_ins.restored(text)
 
     def _pass(self, text: str, deltas: list[Delta]) -> None:
-        if self._state == "call":
-            self._raw.append(text)
-        elif self._state == "thinking":
-            shown = self._reasoning.feed(text)
-            if shown:
-                self.reasoning.append(shown)
-                deltas.append(ReasoningDelta(shown))
+        shown = self._without_specials(text)
+        if self._state == "thinking":
+            self._think_on(shown, deltas)
         else:
-            shown = self._content.feed(text)
-            if shown:
-                self.text.append(shown)
-                deltas.append(TextDelta(shown))
+            self._show(shown, deltas)
+
+    def _think_on(self, text: str, deltas: list[Delta]) -> None:
+        shown = self._reasoning.feed(text)
+        if shown:
+            self.reasoning.append(shown)
+            deltas.append(ReasoningDelta(shown))
+
+    def _show(self, text: str, deltas: list[Delta]) -> None:
+        shown = self._content.feed(text)
+        if shown:
+            self.text.append(shown)
+            deltas.append(TextDelta(shown))
+
+
+def escaped(arguments: str) -> str:
+    """JSON text in which lone surrogates are escapes, so that it can be sent."""
+    if arguments.isascii():
+        return arguments
+    return "".join(
+        f"\\u{ord(character):04x}" if "\ud800" <= character <= "\udfff" else character for character in arguments
+    )
 
 
 class TagReplyParser:
@@ -192,18 +276,22 @@ class TagReplyParser:
         self,
         table: TokenBytes,
         tags: Tags,
-        known_tools: frozenset[str],
+        offered: ToolSchemas,
         *,
         thinking: bool,
         stop: Sequence[str],
+        stop_ids: frozenset[int],
         parse_calls: bool,
     ) -> None:
-        self._table = table
         self._detokenizer = Detokenizer(table)
         self._stop = StopFilter(stop)
-        self._tags = TagParser(tags, known_tools, thinking=thinking, parse_calls=parse_calls)
-        pairs = [pair for pair in (tags.think, tags.call) if pair]
-        self._visible = frozenset(tag.id for pair in pairs for tag in pair)
+        self._stop_ids = stop_ids
+        self._last = -1
+        self._special = table.special_texts
+        self._marked = frozenset(tags.marked)
+        reads = parse_calls or (tags.call_format is not None and tags.call_format.frames_text)
+        used = tags if reads else replace(tags, call_format=None)
+        self._tags = TagParser(used, offered, special=table.special_texts, thinking=thinking)
 
     @property
     def thinking(self) -> bool:
@@ -211,29 +299,38 @@ class TagReplyParser:
         return self._tags.thinking
 
     def feed(self, ids: Sequence[int] | Int32Array) -> list[Delta]:
-        pieces = self._detokenizer.feed(as_ints(ids))
-        return merged(self._tags.feed(self._stop.feed(self._shown(pieces))))
+        numbers = as_ints(ids)
+        if numbers:
+            self._last = numbers[-1]
+        return merged(self._parse(self._detokenizer.feed(numbers)))
 
     def finish(self) -> tuple[list[Delta], ParsedReply]:
-        pieces = self._stop.feed(self._shown(self._detokenizer.finish())) + self._stop.finish()
-        deltas = self._tags.feed(pieces) + self._tags.finish()
+        deltas = self._parse(self._detokenizer.finish()) + self._tags.feed(self._stop.finish())
+        deltas += self._tags.finish(ended=self._last in self._stop_ids and self._stop.matched is None)
         message = Message(
             role="assistant",
             content="".join(self._tags.text),
             reasoning="".join(self._tags.reasoning) or None,
             tool_calls=tuple(self._tags.calls),
         )
-        return merged(deltas), ParsedReply(message, tuple(self._tags.status), self._stop.matched)
+        status, notes = tuple(self._tags.status), tuple(self._tags.notes)
+        return merged(deltas), ParsedReply(message, status, self._stop.matched, notes)
 
-    def _shown(self, pieces: list[Piece]) -> list[Piece]:
-        """Special tokens are not shown, unless one is a tag."""
-        return [
-            piece
-            for piece in pieces
-            if piece.control is None
-            or not self._table.control[piece.control].special
-            or piece.control in self._visible
-        ]
+    def _parse(self, pieces: list[Piece]) -> list[Delta]:
+        """End tokens never count; other special tokens do where they mean something, and inside a call."""
+        deltas: list[Delta] = []
+        for piece in pieces:
+            if piece.control in self._stop_ids:
+                continue
+            if (
+                piece.text in self._special
+                and piece.control is not None
+                and piece.text not in self._marked
+                and not self._tags.in_region
+            ):
+                continue
+            deltas += self._tags.feed(self._stop.feed([piece]))
+        return deltas
 
 
 def as_ints(ids: Sequence[int] | Int32Array) -> list[int]:

@@ -8,13 +8,16 @@ turn. What B has after that is the text of the new messages. Neither contains an
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from turnstile.models import Message, Tool, ToolCall
 from turnstile_server.errors import InvalidRequest
+from turnstile_server.rendering.call_formats.protocol import Called, CallFormat, Shown
+from turnstile_server.rendering.call_formats.tool_schemas import ToolSchemas
 from turnstile_server.rendering.encoder import Shield, TextEncoder
+from turnstile_server.rendering.message_rules import callers_texts, in_order
 from turnstile_server.rendering.normalise import Prepared, Stock
 
 _TOOL = Tool("probe", {"type": "function", "function": {"name": "probe", "description": "p", "parameters": {}}})
@@ -39,11 +42,13 @@ class Render(Protocol):
 @dataclass(frozen=True, slots=True)
 class Endings:
     """``close``: the text that follows a reply at the end of a conversation. ``new``: the text of the new messages
-    and the generation prompt. ``shield``: the stand-ins in both."""
+    and the generation prompt. ``shield``: the stand-ins in both. ``apart``: ``close`` has nothing of the reply;
+    else it may begin with the reply's calls."""
 
     close: str
     new: str
     shield: Shield
+    apart: bool = False
 
 
 class Unbridgeable(Exception):
@@ -53,15 +58,24 @@ class Unbridgeable(Exception):
 class Synthetic:
     """Renders synthetic conversations to learn what the template writes around a reply. Immutable."""
 
-    def __init__(self, template: Template, encoder: TextEncoder) -> None:
+    def __init__(
+        self, template: Template, encoder: TextEncoder, call_format: CallFormat | None, stops: Collection[str]
+    ) -> None:
+        """``stops``: literals of the tokens that end a reply."""
         self._template = template
+        self._call_format = call_format
+        self._stops = stops
         # Random, so that no caller's text contains it.
         self._marker = f"marker{secrets.token_hex(12)}"
         self._thought = f"thought{secrets.token_hex(12)}"
+        self._result = f"result{secrets.token_hex(12)}"
         self.needs_tools = self._depends_on_tools()
         self.close = self._bare_close()
         """The text that follows a reply without calls; None where the template does not show a reply's text."""
-        self.turn_close_id = self._first_control(self.close or "", encoder)
+        self.turn_close_id = self._find_turn_close(encoder)
+        self.call_end_id = self._find_call_end(encoder)
+        """The token that ends a call where the template lets the result follow it in the same turn, so that a
+        reply with calls ends there (Apertus)."""
         self.role_openers = self._find_role_openers(encoder)
         """Tokens that begin the message of another role."""
         self.thinking_close = self._find_thinking_close()
@@ -81,10 +95,28 @@ class Synthetic:
         except InvalidRequest as error:
             raise Unbridgeable(str(error)) from error
         written = endings.new if prepared.fenced is None else prepared.fenced.unfenced(endings.new)
-        for message in prepared.messages[2:]:
-            if message["role"] == "system" and message["content"].strip() not in written:
-                raise Unbridgeable("the template moves or drops a system message in the middle")
+        if not in_order(written, callers_texts(prepared.messages[2:])):
+            raise Unbridgeable("the template leaves out, moves or changes the text of a message")
         return endings
+
+    def _behind_calls(self, shown: str, opened: str, count: int) -> str | None:
+        """What stands behind the calls at the end of ``shown``. ``opened``: the prompt that the reply follows."""
+        if self._call_format is None:
+            return None
+        pairs = zip(shown, opened, strict=False)
+        same = next((place for place, (one, other) in enumerate(pairs) if one != other), len(opened))
+        places = (
+            shown.find(opening.text, max(0, same - len(opening.text))) for opening in self._call_format.openings
+        )
+        written = shown[min((place for place in places if place >= 0), default=same) :]
+        segments = self._call_format.read(written, ToolSchemas(()), ended=True)
+        if sum(isinstance(segment, Called) for segment in segments) != count:
+            return None
+        if self._call_format.frames_text:  # its messages end with an end token
+            ends = [place for stop in self._stops if (place := written.find(stop)) >= 0]
+            return written[min(ends) :] if ends else None
+        last = segments[-1]
+        return last.text if isinstance(last, Shown) else ""
 
     def strips_thinking(self, new_messages: Sequence[Message], tools: Sequence[Tool]) -> bool:
         """True when the stock template drops a reply's reasoning once ``new_messages`` follow it."""
@@ -98,7 +130,7 @@ class Synthetic:
 
     def head(self, reply: Message) -> list[Message]:
         """The synthetic conversation that ends in a reply with these calls."""
-        calls = tuple(ToolCall(call.name, "{}", call.id) for call in reply.tool_calls)
+        calls = tuple(replace(call, arguments="{}") for call in reply.tool_calls)
         return [Message("user", "Hello"), Message("assistant", self._marker, tool_calls=calls)]
 
     def _difference(self, prepared: Prepared) -> Endings:
@@ -107,7 +139,50 @@ class Synthetic:
         def text(messages: list[Stock], *, prompt: bool) -> str:
             return shield.unescape(self._template.text(messages, prepared.tools, prompt=prompt))
 
-        return Endings(*self.difference(prepared.messages, text), shield)
+        try:
+            return Endings(*self.difference(prepared.messages, text), shield)
+        except Unbridgeable:
+            found = self._behind_reply(prepared.messages, text)
+            if found is None:
+                raise
+            return Endings(*found, shield, apart=True)
+
+    def _behind_reply(self, messages: list[Stock], text: Render) -> tuple[str, str] | None:
+        """The close and the new text where a template writes the last reply of a conversation differently: all
+        that stands behind the reply once something follows it, divided behind its end token. None where the
+        template does not show that place."""
+        following = next((dict(message) for message in messages[2:] if message["role"] != "system"), None)
+        if following is None or not all(isinstance(message["content"], str) for message in messages):
+            return None
+        following["content"] = self._result
+        if messages[1].get("tool_calls"):  # templates leave the text of such a reply out, or move it
+            messages = [messages[0], {**messages[1], "content": ""}, *messages[2:]]
+        calls = messages[1].get("tool_calls", ())
+        probes = [following]
+        if following["role"] == "tool":
+            probes = [{**following, "tool_call_id": call["id"]} for call in calls] or [following]
+        try:
+            whole, shown = text(messages, prompt=True), text([*messages[:2], *probes], prompt=True)
+        except InvalidRequest:
+            return None
+        end = shown.find(self._result)
+        if calls:
+            found = self._behind_calls(shown[:end], text(messages[:1], prompt=True), len(calls))
+            if found is None:
+                return None
+            tail = found
+        else:
+            start = shown.find(self._marker)
+            if not 0 <= start < end:
+                return None
+            tail = shown[start + len(self._marker) : end]
+        place = end - len(tail)
+        if whole[:place] != shown[:place]:
+            return None
+        behind = whole[place:]
+        ends = [tail.find(stop) + len(stop) for stop in self._stops if stop in tail]
+        close = min(ends, default=0)
+        return behind[:close], behind[close:]
 
     def difference(self, messages: list[Stock], text: Render) -> tuple[str, str]:
         """The close of the reply at index 1, and the text of what follows it. ``text`` renders messages. Raises
@@ -155,6 +230,29 @@ class Synthetic:
         )
         found = (self._first_control(suffix.new, encoder) for suffix in suffixes if suffix is not None)
         return frozenset(index for index in found if index is not None)
+
+    def _find_turn_close(self, encoder: TextEncoder) -> int | None:
+        """The token that ends a reply: the first in the close that is known to end one, else the first there."""
+        close = self.close or ""
+        for start, end in encoder.control.cuts(close):
+            token = encoder.control.by_text.get(close[start:end].strip())
+            if token is not None and token.text in self._stops:
+                return token.id
+        return self._first_control(close, encoder)
+
+    def _find_call_end(self, encoder: TextEncoder) -> int | None:
+        calling = Message("assistant", self._marker, tool_calls=(ToolCall("probe", "{}", "call_0"),))
+        found = self._suffix(calling, [Message("tool", "r", tool_call_id="call_0")], (_TOOL,))
+        if found is None or found.apart or self._call_format is None:
+            return None
+        if any(stop in found.close or found.new.lstrip().startswith(stop) for stop in self._stops):
+            return None
+        ends = [
+            token
+            for text, token in encoder.control.by_text.items()
+            if found.close.endswith(text) and text in self._call_format.marks
+        ]
+        return ends[0].id if ends else None
 
     def _find_thinking_close(self) -> str:
         """The text that the template writes between a reply's reasoning and its text; "" if it never shows

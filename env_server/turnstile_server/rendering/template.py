@@ -7,32 +7,43 @@ format, moves a message, or keeps state between calls.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from jinja2 import Environment, TemplateError, TemplateSyntaxError
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from turnstile.models import Int32Array, Message, Tool
-from turnstile_server.errors import InvalidRequest, StartupError
+from turnstile_server.errors import InvalidRequest, ModelCannotServe, StartupError
 from turnstile_server.rendering.bridge_traces import BridgeTraces
-from turnstile_server.rendering.call_formats.registry import CALL_FORMATS, call_format
+from turnstile_server.rendering.call_formats.protocol import CallFormat
+from turnstile_server.rendering.call_formats.registry import installed_formats, named_format
+from turnstile_server.rendering.call_formats.tool_schemas import ToolSchemas
 from turnstile_server.rendering.continuation import Continuation
 from turnstile_server.rendering.detokenizer import TokenBytes
 from turnstile_server.rendering.encoder import TextEncoder, completion_ids
-from turnstile_server.rendering.normalise import Prepared, Stock, prepare, stock_message
-from turnstile_server.rendering.protocol import Bridge, CannotBridge, PathEnd, Rendered
+from turnstile_server.rendering.message_rules import MessageRules, callers_texts, in_order, probe_rules
+from turnstile_server.rendering.model_report import model_report
+from turnstile_server.rendering.normalise import Prepared, Stock, own_ids, prepare, stock_message
+from turnstile_server.rendering.protocol import Bridge, CannotBridge, ModelReport, ParsedReply, PathEnd, Rendered
+from turnstile_server.rendering.recognition import PROBE_TOOLS, NotRecognised, Recognised, check, recognise
 from turnstile_server.rendering.reply_parser import TagReplyParser
 from turnstile_server.rendering.synthetic import Synthetic
-from turnstile_server.rendering.tags import find_tags, opened_by
+from turnstile_server.rendering.tags import THINKING_TAGS, find_tags, opened_by
 from turnstile_server.rendering.traced_template import TracedTemplate
 from turnstile_server.rendering.vocabulary import Vocabulary
 from turnstile_server.settings import RenderingSettings
 
-BACKEND = "template/1"
+BACKEND = "template/2"
+_HELLO = Message("user", "Hello")
+_OPENING_CHARS = 100
+"""Of the opening of a reply, in which a template may open or close thinking."""
 
 
 class ChatTemplate:
@@ -55,13 +66,25 @@ class ChatTemplate:
             constant for source in self._sources.values() for constant in constants(source)
         )
         self._reasoning_key = reasoning_key(self._sources.values())
-        self._knows_developer = any("developer" in source for source in self._sources.values())
+        self._xml_tools = "xml_tools" in self._with_tools
+        """SmolLM3 takes its tools by this name (its model card)."""
+        self._calls: CallFormat | None = None
+        self._no_tools: list[Any] | None = None
+        try:
+            self.text(self.stock([_HELLO]), [], prompt=True)
+        except InvalidRequest:
+            self._no_tools = []  # Hermes 3's reads them in any case
+
+    def writing(self, call_format: CallFormat | None) -> ChatTemplate:
+        """This template, which gets calls with the ids that ``call_format`` has in a model's context."""
+        made = copy.copy(self)
+        made._calls = call_format
+        return made
 
     def stock(self, messages: Sequence[Message]) -> list[Stock]:
         """The messages as the dicts that ``transformers`` passes to a template."""
         return [
-            stock_message(message, knows_developer=self._knows_developer, reasoning_key=self._reasoning_key)
-            for message in messages
+            stock_message(message, reasoning_key=self._reasoning_key) for message in own_ids(messages, self._calls)
         ]
 
     def prepare(self, messages: Sequence[Stock], tools: Sequence[Tool]) -> Prepared:
@@ -77,18 +100,19 @@ class ChatTemplate:
     def text(self, messages: list[Stock], tools: list[Stock], *, prompt: bool) -> str:
         """The rendered text, stand-ins included. ``prompt``: with the opening of the next reply
         (``add_generation_prompt``). Raises InvalidRequest with the template's words where the template refuses."""
+        options = {**self._options, "xml_tools": [*tools]} if tools and self._xml_tools else self._options
         try:
             rendered = render_jinja_template(
                 conversations=[messages],
-                tools=[*tools] or None,
+                tools=[*tools] if tools else self._no_tools,
                 chat_template=self._with_tools if tools else self._default,
                 add_generation_prompt=prompt,
-                **self._options,
+                **options,
             )
         except TemplateError as error:
-            raise InvalidRequest(f"the chat template refuses these messages: {error}") from error
+            raise ModelCannotServe(f"the chat template refuses these messages: {error}") from error
         except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
-            raise InvalidRequest(f"the chat template fails on these messages: {error}") from error
+            raise ModelCannotServe(f"the chat template fails on these messages: {error}") from error
         return str(rendered[0][0])
 
 
@@ -98,24 +122,30 @@ class TemplateRenderer:
     def __init__(self, vocabulary: Vocabulary, settings: RenderingSettings) -> None:
         if not vocabulary.chat_templates:
             raise StartupError(
-                f"the tokenizer of {vocabulary.path} has no chat template; put a chat_template.jinja there "
-                "or set rendering.backend = renderers with a family"
+                f"the tokenizer of {vocabulary.path} has no chat template; put a chat_template.jinja there"
             )
         self._vocabulary = vocabulary
         self._encoder = TextEncoder(vocabulary)
         self._table = TokenBytes(vocabulary)
         self._template = ChatTemplate(vocabulary, settings, self._encoder)
-        calls = call_format(settings.tool_format, vocabulary.chat_templates.values())
-        self._tags = find_tags(vocabulary, calls)
         try:
-            self._template.text(self._template.stock([Message("user", "Hello")]), [], prompt=True)
+            self._template.text(self._template.stock([_HELLO]), [], prompt=True)
         except InvalidRequest as error:
             raise StartupError(
                 f"the chat template of {vocabulary.path} cannot render one user message: {error}"
             ) from error
-        self._synthetic = Synthetic(self._template, self._encoder)
+        self._stop_ids = vocabulary.stop_ids
+        self._strict = settings.calls == "strict"
+        self._calls = self._call_format(settings)
+        call_format = self._calls.format.form if isinstance(self._calls, Recognised) else None
+        self._template = self._template.writing(call_format)
+        self._tags = find_tags(vocabulary, call_format, self._thinking_shown())
+        self._rules = self._probed_rules(call_format)
+        stops = [self._table.control[index].text for index in self._stop_ids if index in self._table.control]
+        self._synthetic = Synthetic(self._template, self._encoder, call_format, stops)
         close = self._synthetic.turn_close_id
-        self._stop_ids = tuple(dict.fromkeys([*vocabulary.stop_ids, *([] if close is None else [close])]))
+        added = [index for index in (close, self._synthetic.call_end_id) if index is not None]
+        self._stop_ids = tuple(dict.fromkeys([*vocabulary.stop_ids, *added]))
         if not self._stop_ids:
             raise StartupError(f"{vocabulary.path} names no end-of-turn token (eos_token or generation_config)")
         self._close = self._stop_ids[0] if close is None else close
@@ -139,6 +169,11 @@ class TemplateRenderer:
         self._hash = hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
 
     @property
+    def report(self) -> ModelReport:
+        stops = tuple(self._table.control[index].text for index in self._stop_ids if index in self._table.control)
+        return model_report(self._calls, self._tags, stops, self._rules)
+
+    @property
     def stop_token_ids(self) -> tuple[int, ...]:
         return self._stop_ids
 
@@ -154,21 +189,51 @@ class TemplateRenderer:
     def token_bytes(self) -> TokenBytes:
         return self._table
 
+    def _call_format(self, settings: RenderingSettings) -> Recognised | NotRecognised:
+        """The call format that ``rendering.call_format`` names, or that of the template."""
+        if settings.call_format == "none":
+            return NotRecognised("rendering.call_format = none")
+        reader = _ProbeReader(self._vocabulary, self._template, self._encoder, self._table)
+        if settings.call_format == "auto":
+            return recognise(reader, installed_formats())
+        return check(reader, named_format(settings.call_format))
+
+    def _probed_rules(self, call_format: CallFormat | None) -> MessageRules:
+        """The rules that hold with tools and without."""
+
+        def rules(tools: list[Stock]) -> MessageRules:
+            return probe_rules(
+                lambda messages: self._template.text(self._template.stock(messages), tools, prompt=True)
+            )
+
+        bare = rules([])
+        return bare if call_format is None else bare & rules([dict(tool.spec) for tool in PROBE_TOOLS])
+
+    def _thinking_shown(self) -> str:
+        """A prompt, and a reply with reasoning: where templates put thinking tags together from variables."""
+        thoughtful = Message("assistant", "text", reasoning="thought")
+        shown = self._template.text(self._template.stock([_HELLO]), [], prompt=True)
+        try:
+            return shown + self._template.text(self._template.stock([_HELLO, thoughtful]), [], prompt=False)
+        except InvalidRequest:
+            return shown
+
     def check_tools(self, tools: Sequence[Tool]) -> None:
-        if tools and self._tags.call_format is None:
-            known = ", ".join(CALL_FORMATS.names())
-            raise InvalidRequest(
-                "tools with no known call format: this model's chat template asks for none that is installed "
-                f"({known}). Set rendering.tool_format to the one that the model writes, or rendering.backend = "
-                "renderers with the model's family"
+        if tools and isinstance(self._calls, NotRecognised):
+            raise ModelCannotServe(
+                f"this model cannot be given tools: {self._calls.why}. Set rendering.call_format to the form in "
+                "which the model writes calls"
             )
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool], *, most: int | None = None) -> Rendered:
         if not messages:
             raise InvalidRequest("a call needs at least one message")
-        prepared = self._template.prepare(self._template.stock(messages), tools)
+        arranged, rewritten = self._rules.arranged(messages, begins=True)
+        prepared = self._template.prepare(self._template.stock(arranged), tools)
         shield = prepared.shield
         text = shield.unescape(self._template.text(prepared.messages, prepared.tools, prompt=True))
+        if not in_order(text, callers_texts(prepared.messages)):
+            raise ModelCannotServe("the chat template leaves out, moves or changes the text of a message")
         if prepared.fenced is not None:
             fenced = prepared.fenced.shield.unescape(
                 self._template.text(prepared.fenced.messages, prepared.fenced.tools, prompt=True)
@@ -177,23 +242,27 @@ class TemplateRenderer:
             if prepared.fenced.unfenced(fenced) == text:
                 text, shield = fenced, prepared.fenced.shield
         encoded = self._encoder.encode(text, shield, most=most)
-        return Rendered(np.array(encoded.ids, dtype=np.int32), encoded.tokenized_bytes)
+        return Rendered(np.array(encoded.ids, dtype=np.int32), encoded.tokenized_bytes, rewritten)
 
     def bridge(
         self, end: PathEnd, new_messages: Sequence[Message], tools: Sequence[Tool], *, most: int | None = None
     ) -> Bridge | CannotBridge:
-        return self._continuation.bridge(end, new_messages, tools, most=most)
+        arranged, rewritten = self._rules.arranged(new_messages, begins=False)
+        bridge = self._continuation.bridge(end, arranged, tools, most=most)
+        return replace(bridge, rewritten=rewritten) if rewritten and isinstance(bridge, Bridge) else bridge
 
     def parser(
         self, tools: Sequence[Tool], *, prompt_tail: Int32Array, stop: Sequence[str] = (), parse_calls: bool = True
     ) -> TagReplyParser:
+        parse_calls = parse_calls and bool(tools)
         return TagReplyParser(
             self._table,
             self._tags,
-            frozenset(tool.name for tool in tools),
+            ToolSchemas(tools, strict=self._strict, forbidden=not parse_calls),
             thinking=opened_by(prompt_tail, self._tags, self._table),
             stop=stop,
-            parse_calls=parse_calls and bool(tools),
+            stop_ids=frozenset(self._stop_ids),
+            parse_calls=parse_calls,
         )
 
     def encode_completion(self, text: str, *, close: bool = True) -> Int32Array:
@@ -201,6 +270,71 @@ class TemplateRenderer:
 
     def decode(self, ids: Sequence[int] | Int32Array) -> str:
         return str(self._vocabulary.tokenizer.decode([int(index) for index in ids], skip_special_tokens=False))
+
+
+class _ProbeReader:
+    """Reads back what a template writes: the ``Reader`` of ``recognition``."""
+
+    def __init__(
+        self, vocabulary: Vocabulary, template: ChatTemplate, encoder: TextEncoder, table: TokenBytes
+    ) -> None:
+        self._vocabulary = vocabulary
+        self._template = template
+        self._encoder = encoder
+        self._table = table
+
+    def writes_calls(self, message: Message, tools: Sequence[Tool]) -> bool:
+        specs = [dict(tool.spec) for tool in tools]
+        history = self._template.stock([_HELLO, message])
+        name = message.tool_calls[0].name
+        before, whole = (self._template.text(history[:end], specs, prompt=False) for end in (1, 2))
+        return whole.count(name) > before.count(name)
+
+    def has_token(self, literal: str) -> bool:
+        return literal in self._encoder.control.by_text
+
+    def prompt_text(self, tools: Sequence[Tool]) -> str:
+        user = self._template.stock([_HELLO])
+        return self._template.text(user, [dict(tool.spec) for tool in tools], prompt=True)
+
+    def shows_tools(self, tools: Sequence[Tool]) -> bool:
+        return self.prompt_text(tools) != self.prompt_text(())
+
+    def read_back(self, message: Message, tools: Sequence[Tool], call_format: CallFormat) -> ParsedReply:
+        template = self._template.writing(call_format)
+        specs = [dict(tool.spec) for tool in tools]
+        history = template.stock([_HELLO, message])
+        whole = template.text(history, specs, prompt=False)
+        opened = template.text(history[:1], specs, prompt=True)
+        written = self._behind(whole, opened, template.text(history[:1], specs, prompt=False))
+        tags = find_tags(self._vocabulary, call_format, opened + whole)
+        stop_ids = frozenset(self._vocabulary.stop_ids)
+        ids = self._encoder.encode(written, after=self._encoder.anchor_id).ids
+        end = next((place + 1 for place, index in enumerate(ids) if index in stop_ids), len(ids))
+        parser = TagReplyParser(
+            self._table,
+            tags,
+            ToolSchemas(tools),
+            thinking=tags.think is not None and written.lstrip().startswith(tags.think[1]),
+            stop=(),
+            stop_ids=stop_ids,
+            parse_calls=True,
+        )
+        parser.feed(ids[:end])
+        return parser.finish()[1]
+
+    @staticmethod
+    def _behind(whole: str, opened: str, before: str) -> str:
+        """What ``whole`` has behind the opening of a reply. The prompt may have opened thinking, or have closed it
+        at once, where a reply without thinking does not. Raises InvalidRequest where the template shows no
+        place."""
+        places = [opened.rfind(tag, len(opened) - _OPENING_CHARS) for pair in THINKING_TAGS for tag in pair]
+        for end in sorted((len(opened), *(place for place in places if place >= 0)), reverse=True):
+            if whole.startswith(opened[:end]):
+                return whole[end:]
+        if whole.startswith(before):
+            return whole[len(before) :]
+        raise InvalidRequest("the chat template does not show where a reply begins")
 
 
 def reasoning_key(sources: Iterable[str]) -> str:

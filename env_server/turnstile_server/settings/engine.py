@@ -100,24 +100,21 @@ class EngineSettings(BoundedSection):
 class RenderingSettings(Section):
     """The rendering of messages into tokens."""
 
-    backend: Literal["auto", "template", "renderers"] = Field(
-        "auto",
-        description="`template`: the model folder's chat template; `renderers`: the package of that name; "
-        "`auto`: `template`.",
-    )
-    family: str | None = Field(
-        None, description="`renderers`: the model family, e.g. `qwen3`; it is never guessed."
-    )
     thinking_history: Literal["keep", "template"] = Field(
         "keep", description="`keep`: earlier thinking stays in the context; `template`: the chat template decides."
     )
     template_kwargs: dict[str, Any] = Field(
         default_factory=dict, description="Options of the chat template, e.g. `{enable_thinking = false}`."
     )
-    tool_format: str = Field(
+    call_format: str = Field(
         "auto",
-        description="Tool-call format of the `template` backend: `hermes`, one that a package adds, or `none`; "
-        "`auto` reads it from the chat template.",
+        description="The form of the model's tool calls: a name of docs/models.md, one that a package adds, or "
+        "`none`; `auto` reads it off the chat template.",
+    )
+    calls: Literal["faithful", "strict"] = Field(
+        "faithful",
+        description="`faithful`: a call that can be read in one way only is read, and what was amiss is noted; "
+        "`strict`: it is text.",
     )
 
 

@@ -26,12 +26,19 @@ _OF_THE_WORKERS: Final = (
 MOVED: Final[Mapping[str, str]] = {
     **{f"workers.{name}": f"fleet.{name}" for name in _OF_THE_FLEET},
     **{f"processes.{name}": f"workers.{name}" for name in _OF_THE_WORKERS},
+    "rendering.tool_format": "rendering.call_format",
 }
 """Settings that have another name now: `workers` was about engines, `processes` about worker processes."""
 
 MOVED_SECTIONS: Final = frozenset({"processes"})
 """Sections that are gone. Their environment variables have to be looked for: none is read for them."""
 
+
+GONE: Final[Mapping[str, str]] = {
+    "rendering.backend": "the model folder's own chat template is the one way to render",
+    "rendering.family": "the form of the model's calls is read off its chat template (rendering.call_format)",
+}
+"""Settings of what is no more, with what is in its place."""
 
 _CONSTANTS: Final[Mapping[tuple[str, str], str]] = {
     ("control", "control.bounds:ControlBounds"): (
@@ -121,7 +128,9 @@ def _faults(values: Mapping[str, Any]) -> Iterator[str]:
     for section, fields in values.items():
         for field in fields if isinstance(fields, Mapping) else ():
             name = MOVED.get(f"{section}.{field}", f"{section}.{field}")
-            if name in CONSTANTS:
+            if name in GONE:
+                yield f"setting {section}.{field}: it is gone since this version, {GONE[name]}; leave it out"
+            elif name in CONSTANTS:
                 yield f"setting {section}.{field}: it is a constant since this version, {_constant(name)}"
             elif name != f"{section}.{field}":
                 yield f"setting {section}.{field}: it is {name} since this version"

@@ -19,7 +19,6 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from turnstile.models import Message, Tool
 from turnstile_server.errors import InvalidRequest, StartupError, TurnstileError
-from turnstile_server.rendering.call_formats.hermes import HermesFormat
 from turnstile_server.rendering.protocol import Renderer
 from turnstile_server.rendering.tags import find_tags
 from turnstile_server.rendering.vocabulary import Vocabulary
@@ -227,7 +226,7 @@ def listed_tools(system: str) -> dict[str, Mapping[str, Any]]:
 def chat_format(vocabulary: Vocabulary, renderer: Renderer) -> ChatFormat:
     """The chat format of a model folder. Raises StartupError if its template shows tools, or calls, in a form that
     a scripted policy cannot read or write."""
-    if not HermesFormat().asked_by("\n".join(vocabulary.chat_templates.values())):
+    if renderer.report.call_format != "hermes":
         raise StartupError(
             "a scripted policy writes tool calls as JSON between <tool_call> tags; the chat template of "
             f"{vocabulary.path} has another form. {INSTEAD}"
@@ -253,7 +252,7 @@ def _format(vocabulary: Vocabulary, renderer: Renderer) -> ChatFormat:
             lambda text: renderer.encode_completion(text).tolist(),
             prompt=renderer.render([Message(role="user", content="x")], []).ids.tolist(),
             control={token.text: token.id for token in vocabulary.control},
-            thinking=None if think is None else (think[0].text, think[1].text),
+            thinking=think,
         )
     except ValueError as error:
         raise StartupError(f"{vocabulary.path}: {error}") from error

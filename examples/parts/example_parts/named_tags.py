@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
 
 from turnstile.models import ParseStatus, ToolCall
+from turnstile_server.rendering.call_formats.protocol import Called, Opening, Segment, Shown, Unread
+from turnstile_server.rendering.call_formats.tool_schemas import ToolSchemas
 
 
 class NamedTags:
-    opening = "<call>"
-    closing = "</call>"
+    openings = (Opening("<call>"),)
+    marks = ("<call>", "</call>")
+    frames_text = False
 
-    def asked_by(self, template: str) -> bool:
-        return self.opening in template and self.closing in template
+    def read(self, text: str, offered: ToolSchemas, *, ended: bool) -> list[Segment]:
+        before, _, rest = text.partition("<call>")
+        segments: list[Segment] = [Shown(before)]
+        for attempt in rest.split("<call>") if rest else ():
+            inside, closed, after = attempt.partition("</call>")
+            status = ParseStatus.OK if closed else ParseStatus.UNCLOSED
+            name, _, arguments = inside.strip().partition("\n")
+            try:
+                value = json.loads(arguments)
+            except (ValueError, RecursionError):
+                status = ParseStatus.INVALID_JSON
+            if status is ParseStatus.OK and name in offered and isinstance(value, dict):
+                segments += [Called(ToolCall(name, arguments)), Shown(after)]
+            else:
+                refused = ParseStatus.MALFORMED if status is ParseStatus.OK else status
+                segments.append(Unread(f"<call>{attempt}", refused))
+        return segments
 
-    def parse(self, text: str, known: Collection[str]) -> ToolCall | ParseStatus:
-        name, _, arguments = text.strip().partition("\n")
-        if name not in known:
-            return ParseStatus.UNKNOWN_TOOL
-        try:
-            value = json.loads(arguments)
-        except (ValueError, RecursionError):
-            return ParseStatus.INVALID_JSON
-        return ToolCall(name, arguments) if isinstance(value, dict) else ParseStatus.MALFORMED
+    def own_id(self, call: ToolCall, index: int) -> str | None:
+        return None

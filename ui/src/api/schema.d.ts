@@ -870,8 +870,9 @@ export interface paths {
         };
         /**
          * Ready
-         * @description Readiness: 200 if new episodes are taken and their model calls served, else 503. These routes serve once
-         *     all is started; ``http/starting.py`` answers before.
+         * @description Readiness: 200 if new episodes are taken and their model calls served, else 503. ``model``: what is not
+         *     exact with the model that is served. These routes serve once all is started; ``http/starting.py`` answers
+         *     before.
          */
         get: operations["ready_ready_get"];
         put?: never;
@@ -1319,6 +1320,7 @@ export interface components {
              *       "breaks": {},
              *       "cosmetic": {},
              *       "discarded": {},
+             *       "parse": {},
              *       "rerendered_tokens": 0,
              *       "roots": 0,
              *       "sampled_tokens": 0,
@@ -1397,6 +1399,10 @@ export interface components {
             };
             /** Discarded */
             discarded?: {
+                [key: string]: number;
+            };
+            /** Parse */
+            parse?: {
                 [key: string]: number;
             };
             /**
@@ -1561,7 +1567,7 @@ export interface components {
          *     another attempt.
          * @enum {string}
          */
-        Fault: "infrastructure" | "agent" | "task" | "caller";
+        Fault: "infrastructure" | "agent" | "task" | "caller" | "setup";
         /**
          * FileChange
          * @description One file that the kept work has otherwise than its task. Modes are those of git: ``100644``, ``100755``
@@ -2596,7 +2602,8 @@ export interface components {
          * @description One tool call of an assistant message.
          *
          *     ``arguments`` is the JSON text exactly as the model wrote it (in a foreign reply: as the agent sent it). ``id``
-         *     is the server's or the agent's; in matching it only breaks ties.
+         *     is the server's or the agent's; in matching it only breaks ties. ``own_id``: the id that the model itself
+         *     wrote, in formats that have one; the model's context keeps it, agents never see it.
          */
         ToolCall: {
             /** Arguments */
@@ -2605,6 +2612,8 @@ export interface components {
             id?: string | null;
             /** Name */
             name: string;
+            /** Own Id */
+            own_id?: string | null;
         };
         /**
          * Turn
@@ -2643,6 +2652,11 @@ export interface components {
             new_messages: components["schemas"]["Message"][];
             /** Parent Id */
             parent_id: string | null;
+            /**
+             * Parse Notes
+             * @default []
+             */
+            parse_notes: string[];
             /**
              * Parse Status
              * @default []
@@ -2760,6 +2774,11 @@ export interface components {
             new_messages: components["schemas"]["Message"][];
             /** Parent Id */
             parent_id: string | null;
+            /**
+             * Parse Notes
+             * @default []
+             */
+            parse_notes: string[];
             /**
              * Parse Status
              * @default []

@@ -130,6 +130,7 @@ export function EpisodeDetails({ episode }: { episode: Episode }) {
           ["Roots", count(stats?.roots)],
           ["Branches", count(stats?.branches)],
           ["Cosmetic differences", counts(stats?.cosmetic)],
+          ["Calls not as they should be", counts(stats?.parse)],
           ["Tokens by weight version", counts(stats?.weight_versions)],
           ["Most turns", limits.max_turns === null ? null : count(limits.max_turns)],
         ]}

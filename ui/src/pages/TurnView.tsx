@@ -60,6 +60,7 @@ export class TurnView extends Component<TurnProps> {
 function TurnHead({ turn, parent, follows, chosen, branch, queryOf }: TurnProps) {
   const page = pathOf("episodes", turn.episode_id);
   const unparsed = turn.parse_status?.filter((status) => status !== "ok") ?? [];
+  const liberties = turn.parse_notes ?? [];
   const at = new URLSearchParams({ at: String(turn.start) });
   return (
     <header class="turn-head">
@@ -78,6 +79,7 @@ function TurnHead({ turn, parent, follows, chosen, branch, queryOf }: TurnProps)
       )}
       {turn.break && <Badge tone="warn">{`break: ${turn.break.reason.replaceAll("_", " ")}`}</Badge>}
       {turn.untrained_reason && <Badge tone="calm">{`not trained: ${turn.untrained_reason.replaceAll("_", " ")}`}</Badge>}
+      {liberties.map((note, index) => <Badge key={index} tone="calm">{`tool call: ${note.replaceAll("_", " ")}`}</Badge>)}
       {unparsed.map((status, index) => <Badge key={index} tone="warn">{`tool call: ${status.replaceAll("_", " ")}`}</Badge>)}
     </header>
   );

@@ -1,6 +1,14 @@
 """The formats in which models write tool calls in their text.
 
-- ``protocol``: the seam: the tags around a call, and what stands between them.
-- ``registry``: the formats by name, and which one a chat template asks for.
-- ``hermes``: JSON between ``<tool_call>`` tags.
+- ``protocol``: the seam: what may begin a call, and what a reply from there on is.
+- ``registry``: the formats by name.
+- ``offered``: the tools that may be called, and the values that their schemas take.
+- ``json_text``: JSON as models write it.
+- ``json_calls``, ``json_formats``: JSON objects between marks.
+- ``headed_calls``, ``headed_formats``: a heading with the name, and JSON behind it.
+- ``tagged_calls``, ``tagged_formats``: tags around bare values.
+- ``whole_json``, ``pythonic``: calls that are the whole reply.
+- ``braced_calls``, ``nested_tags``, ``framed_messages``: forms of one family each (Gemma; MiniMax M3; gpt-oss,
+Muse
+  Glimmer and Kimi K3).
 """

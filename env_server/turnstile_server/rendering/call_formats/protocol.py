@@ -1,36 +1,96 @@
-"""The seam for call formats: how a model writes a tool call between two tags."""
+"""The seam for call formats: how a model writes its tool calls.
+
+A reply is shown as it comes until something stands there that may begin a call (``openings``). From there on it is
+held until the reply ends, and read as a whole (``read``): where a call ends is often decided only by what follows
+it, so nothing may be shown before that. A reply that comes in pieces and the same reply in one can therefore not
+differ.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from turnstile.models import ParseStatus, ToolCall
+from turnstile_server.rendering.call_formats.tool_schemas import ToolSchemas
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """A literal that may begin a call. ``first``: only where no visible text stands before it."""
+
+    text: str
+    first: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """Text for the agent."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Thought:
+    """Reasoning, in formats that write it between calls and text."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """A call that was read. ``notes``: the liberties that were taken (``ParseNote``, or a format's own words)."""
+
+    call: ToolCall
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """What began as a call and cannot be read in one way only: shown as text, tags included. ``status``: why."""
+
+    text: str
+    status: ParseStatus
+
+
+Segment = Shown | Thought | Called | Unread
 
 
 @runtime_checkable
 class CallFormat(Protocol):
-    """The form of one tool call in a model's text. Pure and stateless: one instance serves all calls at once."""
+    """The form of the tool calls in a model's text. Pure and stateless: one instance serves all calls at once."""
 
     @property
-    def opening(self) -> str:
-        """The tag before a call, such as ``<tool_call>``. An added token of the vocabulary counts only as that
-        token; any other text counts wherever the model writes it."""
+    def openings(self) -> tuple[Opening, ...]:
+        """What may begin a call."""
         ...
 
     @property
-    def closing(self) -> str:
-        """The tag behind a call."""
+    def marks(self) -> tuple[str, ...]:
+        """The literals that mean something in this format, the openings among them.
+
+        One that is an added token of the vocabulary counts only as that token; any other counts wherever the
+        model writes it.
+        """
         ...
 
-    def asked_by(self, template: str) -> bool:
-        """True where the chat template, a Jinja text, asks the model for calls of this form."""
+    @property
+    def frames_text(self) -> bool:
+        """True where the format marks up text too, so that replies to calls without tools are read as well."""
         ...
 
-    def parse(self, text: str, known: Collection[str]) -> ToolCall | ParseStatus:
-        """The call that ``text``, all that stands between the tags, is; or why it is none. Does not raise.
+    def read(self, text: str, offered: ToolSchemas, *, ended: bool) -> list[Segment]:
+        """The segments of ``text``, a reply from an opening to its end. Does not raise.
 
-        ``known``: names of the offered tools. The arguments of the call are JSON text: the exact slice that the
-        model wrote, where its form is JSON. Anything but a call is shown to the agent as text, tags included.
+        ``ended``: the model ended the reply itself; False where it was cut. No text is lost: what is no call is in
+        a ``Shown``, ``Thought`` or ``Unread``, but for the markup around calls that were read. The arguments of a
+        call are a JSON object, as the exact slice that the model wrote where its form is JSON.
+        """
+        ...
+
+    def own_id(self, call: ToolCall, index: int) -> str | None:
+        """The id that this model's context has for ``call``, the ``index``-th (from 0) of the conversation.
+
+        None where the agent's id does. For calls whose own id is not known: the model did not write them.
         """
         ...

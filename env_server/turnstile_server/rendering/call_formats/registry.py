@@ -1,12 +1,10 @@
-"""The call formats, by the name that ``rendering.tool_format`` takes: entry points of ``turnstile.call_formats``.
-
-A format's object takes nothing and returns a ``CallFormat``.
-"""
+"""The call formats by name: entry points of ``turnstile.call_formats``. A format's object takes nothing and
+returns a ``CallFormat``."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final
 
 from turnstile.plugins import BrokenPlugin, PluginError, Plugins
@@ -18,33 +16,28 @@ CALL_FORMATS: Final = Plugins("turnstile.call_formats")
 _LOG = logging.getLogger(__name__)
 
 
-def call_format(name: str, templates: Iterable[str]) -> CallFormat | None:
-    """The format that ``rendering.tool_format`` names; None for ``none``.
+@dataclass(frozen=True, slots=True)
+class NamedFormat:
+    """A call format and the name that it is installed under."""
 
-    ``auto``: the first that asks for itself in the chat templates, Turnstile's before those of other packages;
-    None where none does. Raises StartupError for a name that is not installed, and for a format that cannot be
-    loaded.
-    """
-    if name == "none":
-        return None
-    if name == "auto":
-        return _asked_for("\n".join(templates))
+    name: str
+    form: CallFormat
+
+
+def named_format(name: str) -> NamedFormat:
+    """The format of a name, or of ``package.module:object``. Raises StartupError where there is none."""
     try:
-        return CALL_FORMATS.find(name).create(CallFormat)  # type: ignore[type-abstract]
+        return NamedFormat(name, CALL_FORMATS.find(name).create(CallFormat))  # type: ignore[type-abstract]
     except PluginError as error:
-        raise StartupError(f"rendering.tool_format: {error}") from error
+        raise StartupError(f"rendering.call_format: {error}") from error
 
 
-def _asked_for(template: str) -> CallFormat | None:
-    for plugin in CALL_FORMATS.declared():
+def installed_formats() -> list[NamedFormat]:
+    """All formats that can be loaded, Turnstile's before those of other packages."""
+    found: list[NamedFormat] = []
+    for plugin in CALL_FORMATS.usable():
         try:
-            found = plugin.create(CallFormat)  # type: ignore[type-abstract]
+            found.append(NamedFormat(plugin.name, plugin.create(CallFormat)))  # type: ignore[type-abstract]
         except BrokenPlugin as error:
             _LOG.warning("%s; no model's calls are read by it", error)
-            continue
-        try:
-            if found.asked_by(template):
-                return found
-        except Exception:  # noqa: BLE001 - other people's code may raise anything, and keeps no model from its format
-            _LOG.exception("%s cannot tell whether a chat template asks for it", plugin)
-    return None
+    return found

@@ -1,0 +1,201 @@
+"""Formats in which a completion is several messages, each with a heading that says who it is for.
+
+- Harmony (gpt-oss): https://github.com/openai/harmony, ``docs/format.md``. Channels ``analysis`` (reasoning),
+  ``commentary`` (calls, and words before them) and ``final``; a recipient ``functions.NAME`` makes a message a
+  call.
+- Muse Glimmer: recipients ``self`` (reasoning), ``user``, and a tool's name.
+- Kimi K3: elements ``think``, ``response`` and ``tools``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from turnstile.models import ParseNote, ParseStatus, ToolCall
+from turnstile_server.rendering.call_formats.json_text import NotJson, called, skip, value_at
+from turnstile_server.rendering.call_formats.protocol import Opening, Segment, Shown, Thought, Unread
+from turnstile_server.rendering.call_formats.tagged_calls import TaggedCalls, TaggedGrammar
+from turnstile_server.rendering.call_formats.tool_schemas import ToolSchemas
+
+_RECIPIENT = re.compile(r"(?:^|\s)to=([^\s<]+)")
+_CHANNEL = re.compile(r"<\|channel\|>\s*([a-z]+)")
+_HARMONY_ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>")
+
+
+class Harmony:
+    """gpt-oss. A heading has its recipient before or behind the channel: models write the one, the template the
+    other."""
+
+    openings = (Opening("<|channel|>"), Opening("<|start|>"), Opening("to=", first=True))
+    marks = ("<|channel|>", "<|start|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>")
+    frames_text = True
+
+    def read(self, text: str, offered: ToolSchemas, *, ended: bool) -> list[Segment]:
+        """See ``CallFormat``."""
+        segments: list[Segment] = []
+        position = 0
+        while position < len(text):
+            message = text.find("<|message|>", position)
+            if message < 0:
+                rest = text[position:]
+                framed = rest.startswith(("<|start|>", "<|channel|>"))
+                return [*segments, Unread(rest, ParseStatus.UNCLOSED) if framed else Shown(rest)]
+            heading, body = text[position:message], message + len("<|message|>")
+            recipient = _RECIPIENT.search(heading.replace("<|start|>assistant", "").replace("<|channel|>", " "))
+            if recipient is not None and recipient[1] != "user":
+                name = recipient[1].removeprefix("functions.")
+                found, position = self._call(text, position, body, name, offered, ended=ended)
+                segments.append(found)
+                continue
+            end = min(
+                (place for each in _HARMONY_ENDS if (place := text.find(each, body)) >= 0), default=len(text)
+            )
+            channel = _CHANNEL.search(heading)
+            written = text[body:end]
+            segments.append(Thought(written) if channel and channel[1] == "analysis" else Shown(written))
+            position = self._behind(text, end)
+        return segments
+
+    def own_id(self, call: ToolCall, index: int) -> str | None:
+        """See ``CallFormat``."""
+        return None
+
+    def _call(
+        self, text: str, start: int, body: int, name: str, offered: ToolSchemas, *, ended: bool
+    ) -> tuple[Segment, int]:
+        """The call whose arguments begin at ``body``. The JSON decides where it ends."""
+        try:
+            arguments = value_at(text, body)
+        except NotJson as error:
+            end = min(
+                (place for each in _HARMONY_ENDS if (place := text.find(each, body)) >= 0), default=len(text)
+            )
+            status = error.status if ended or end < len(text) else ParseStatus.UNCLOSED
+            return Unread(text[start:end], status), self._behind(text, end)
+        end = skip(text, arguments.end)
+        closed = text.startswith(_HARMONY_ENDS, end)
+        if not closed and not (end == len(text) and ended):
+            end = min((place for each in _HARMONY_ENDS if (place := text.find(each, end)) >= 0), default=len(text))
+            status = ParseStatus.MALFORMED if ended or end < len(text) else ParseStatus.UNCLOSED
+            return Unread(text[start:end], status), self._behind(text, end)
+        call = called(name, arguments, offered)
+        if isinstance(call, ParseStatus):
+            return Unread(text[start:end], call), self._behind(text, end)
+        return call, self._behind(text, end)
+
+    @staticmethod
+    def _behind(text: str, end: int) -> int:
+        """The place behind the token that ends a message; ``<|start|>`` begins the next one."""
+        for mark in _HARMONY_ENDS[:3]:
+            if text.startswith(mark, end):
+                return end + len(mark)
+        return end
+
+
+class Muse:
+    """Muse Glimmer: ``to=NAME<|message|>`` and one call in tags; one message for each call."""
+
+    openings = (Opening("to=", first=True), Opening("<|start|>"))
+    frames_text = True
+
+    def __init__(self) -> None:
+        self._calls = TaggedCalls(
+            TaggedGrammar(
+                "<atem:function_calls>",
+                "</atem:function_calls>",
+                r"<atem:invoke name=\"(?P<name>[^\"<>]+)\">",
+                "</atem:invoke>",
+                r"<atem:parameter name=\"(?P<key>[^\"<>]+)\">",
+                "</atem:parameter>",
+            )
+        )
+        self.marks = ("<|start|>", "<|message|>", "<|eom|>", *self._calls.marks)
+
+    def read(self, text: str, offered: ToolSchemas, *, ended: bool) -> list[Segment]:
+        """See ``CallFormat``."""
+        segments: list[Segment] = []
+        position = 0
+        while position < len(text):
+            message = text.find("<|message|>", position)
+            if message < 0:
+                return [*segments, Shown(text[position:])]
+            recipient = _RECIPIENT.search(text[position:message].replace("<|start|>assistant", ""))
+            body = message + len("<|message|>")
+            end = min(
+                (place for each in ("<|eom|>", "<|start|>") if (place := text.find(each, body)) >= 0), default=-1
+            )
+            written = text[body : len(text) if end < 0 else end]
+            over = ended or end >= 0
+            if recipient is None or recipient[1] == "user":
+                segments.append(Shown(written))
+            elif recipient[1] == "self":
+                segments.append(Thought(written))
+            else:
+                segments += self._calls.read(written, offered, ended=over)
+            position = len(text) if end < 0 else end + (len("<|eom|>") if text.startswith("<|eom|>", end) else 0)
+        return segments
+
+    def own_id(self, call: ToolCall, index: int) -> str | None:
+        """See ``CallFormat``."""
+        return None
+
+
+def _by_type(offered: ToolSchemas, name: str, tag: re.Match[str], text: str) -> tuple[Any, tuple[str, ...]]:
+    """A value whose tag says its type: a string as it stands, anything else as JSON."""
+    notes = () if offered.declares(name, tag["key"]) or name not in offered else (ParseNote.UNDECLARED_PARAMETER,)
+    if tag["type"] == "string":
+        return text, notes
+    try:
+        value = value_at(text, 0)
+        if skip(text, value.end) == len(text):
+            return json.loads(value.json), notes
+    except (NotJson, ValueError):
+        pass
+    return text, (*notes, ParseNote.VALUE_UNTYPED)
+
+
+class KimiK3:
+    """Kimi K3: ``<|open|>NAME ATTRIBUTES<|sep|>…<|close|>NAME<|sep|>``; types are printed, so nothing is lost."""
+
+    frames_text = True
+
+    def __init__(self) -> None:
+        self._calls = TaggedCalls(
+            TaggedGrammar(
+                "<|open|>tools<|sep|>",
+                "<|close|>tools<|sep|>",
+                r"<\|open\|>call tool=\"(?P<name>[^\"]+)\"(?: index=\"\d+\")?<\|sep\|>",
+                "<|close|>call<|sep|>",
+                r"<\|open\|>argument key=\"(?P<key>[^\"]+)\" type=\"(?P<type>[a-z]+)\"<\|sep\|>",
+                "<|close|>argument<|sep|>",
+                valued=_by_type,
+            )
+        )
+        self.openings = (Opening("<|open|>response<|sep|>"), Opening("<|open|>tools<|sep|>"))
+        self.marks = ("<|open|>", "<|close|>", "<|sep|>")
+
+    def read(self, text: str, offered: ToolSchemas, *, ended: bool) -> list[Segment]:
+        """See ``CallFormat``."""
+        segments: list[Segment] = []
+        position = 0
+        opening, closing = "<|open|>response<|sep|>", "<|close|>response<|sep|>"
+        while (start := text.find(opening, position)) >= 0:
+            segments += self._read_calls(text[position:start], offered, ended=True)
+            end = text.find(closing, start)
+            body = start + len(opening)
+            segments.append(Shown(text[body:end] if end >= 0 else text[body:]))
+            position = end + len(closing) if end >= 0 else len(text)
+        return segments + self._read_calls(text[position:], offered, ended=ended)
+
+    def own_id(self, call: ToolCall, index: int) -> str | None:
+        """See ``CallFormat``."""
+        return None
+
+    def _read_calls(self, text: str, offered: ToolSchemas, *, ended: bool) -> list[Segment]:
+        end = "<|close|>message<|sep|>"
+        return [
+            Shown(segment.text.replace(end, "")) if isinstance(segment, Shown) else segment
+            for segment in self._calls.read(text, offered, ended=ended)
+        ]

@@ -1,0 +1,69 @@
+"""A model with a form of calls of its own, end to end: ids, notes, and messages that its template would refuse."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conversation import TOOL, raw, turns, url
+from gate_support import says, staged
+
+from turnstile_server.rendering.vocabulary import load_vocabulary
+
+pytestmark = pytest.mark.anyio
+
+TEMPLATE = """{% for tool in tools or [] %}{{ tool | tojson }}
+{% endfor %}{% for message in messages %}{%
+if message.role == 'developer' or message.role == 'system' and not loop.first
+%}{{ raise_exception('System message must be at the beginning.') }}{%
+endif %}<|im_start|>{{ message.role }}
+{% if message.role == 'tool' %}Return of {{ message.tool_call_id }}: {% endif %}{{ message.content }}{%
+for call in message.tool_calls or [] %}<|tool_calls_section_begin|><|tool_call_begin|>{{ call.id
+}}<|tool_call_argument_begin|>{{ call.function.arguments | tojson }}<|tool_call_end|><|tool_calls_section_end|>{%
+endfor %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+CALL = (
+    "<|tool_calls_section_begin|><|tool_call_begin|>functions.bash:7<|tool_call_argument_begin|>"
+    '{"command": "  ls\\n"}<|tool_call_end|><|im_end|>'
+)
+
+
+@pytest.fixture
+def folder(tiny_model: Path, tmp_path: Path) -> Path:
+    """The tiny model with a template that writes calls as Kimi K2 does, and refuses late system text."""
+    made = tmp_path / "model"
+    shutil.copytree(tiny_model, made)
+    (made / "chat_template.jinja").write_text(TEMPLATE)
+    return made
+
+
+async def test_calls_and_late_system_text_stay_on_one_path(folder: Path, tmp_path: Path) -> None:
+    async with staged(folder, tmp_path / "stage") as stage:
+        stage.engine.answers = [says(stage.encode(CALL)), says(stage.encode("Done.<|im_end|>"))]
+        episode = await stage.episode()
+        messages: list[dict[str, Any]] = [{"role": "user", "content": "go"}, {"role": "developer", "content": "d"}]
+        async with raw(episode) as client:
+            request = {"model": "m", "tools": [TOOL]}
+            reply = (await client.post(url(episode), json={**request, "messages": messages})).json()
+            said = reply["choices"][0]["message"]
+            [call] = said["tool_calls"]
+            assert json.loads(call["function"]["arguments"]) == {"command": "  ls\n"}
+            assert call["id"].startswith("call_"), "an id that no other call has"
+            messages += [said, {"role": "tool", "tool_call_id": call["id"], "content": "out"}]
+            messages += [{"role": "system", "content": "late"}]
+            await client.post(url(episode), json={**request, "messages": messages})
+        vocabulary = load_vocabulary(folder).tokenizer
+        first, second = await turns(stage, episode)
+        assert second["parent_id"] == first["turn_id"]
+        context = vocabulary.decode(second["context_ids"], skip_special_tokens=False)
+        assert "Return of functions.bash:7: out" in context, "the id that the model wrote"
+        assert "user\n<system>\nlate\n</system>" in context
+        assert (first["parse_status"], first["parse_notes"]) == (["ok"], ["end_missing"])
+        assert (first["echo"], second["echo"]) == (["system_as_user"], ["system_as_user"])
+        record = (await stage.control.get(f"/episodes/{episode['episode_id']}")).json()
+        assert record["stats"]["parse"] == {"end_missing": 1}
+        assert record["stats"]["cosmetic"] == {"system_as_user": 2}
