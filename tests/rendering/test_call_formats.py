@@ -199,6 +199,15 @@ def test_no_text_is_lost_and_nothing_raises(name: str, noise: str, data: st.Data
         assert sorted(shown.replace("\n", "").split()) == sorted(text.replace("\n", "").split())
 
 
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_a_reply_that_repeats_an_opening_without_end_is_read_once(name: str) -> None:
+    """No attempt reads the whole rest again: 100,000 characters would take minutes."""
+    for opening in (*(each.text for each in FORMATS[name].openings), *FORMATS[name].marks):
+        text = f"{opening}bash" * (100_000 // len(opening))
+        parser = read(name, [text])
+        assert parser.calls == []
+
+
 @settings(max_examples=examples(100))
 @given(TREES, st.text(max_size=6))
 def test_arguments_with_lone_surrogates_can_be_sent(tree: Any, more: str) -> None:

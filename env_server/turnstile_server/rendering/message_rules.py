@@ -115,7 +115,10 @@ class MessageRules:
             return systems
         if systems:
             used.add(Rewritten.SYSTEM_AS_USER)
-        return [_as_user(message) for message in systems]
+        if self.users_in_a_row:
+            return [_as_user(message) for message in systems]
+        # Before the first user's text, as such templates themselves put it there.
+        return [Message("user", SEPARATOR.join(message.content for message in systems))] if systems else []
 
     def _late(self, message: Message, used: set[Rewritten]) -> Message:
         if self.late_system:
@@ -185,7 +188,8 @@ def probe_rules(render: Renderable) -> MessageRules:
     if results:
         late.append((system, first, calling, result, more))
     return MessageRules(
-        system=kept(system, first),
+        # Some put it before the last user's text: then it moves with every turn.
+        system=all_kept((system, first), (system, first, reply, later)),
         several_systems=kept(system, more, first),
         late_system=all_kept(*late),
         developer=all_kept((developer, first), (system, developer, first))

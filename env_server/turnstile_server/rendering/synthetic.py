@@ -113,8 +113,8 @@ class Synthetic:
         if sum(isinstance(segment, Called) for segment in segments) != count:
             return None
         if self._call_format.frames_text:  # its messages end with an end token
-            ends = [place for stop in self._stops if (place := written.find(stop)) >= 0]
-            return written[min(ends) :] if ends else None
+            last_end = max((written.rfind(stop) for stop in self._stops), default=-1)
+            return written[last_end:] if last_end >= 0 else None
         last = segments[-1]
         return last.text if isinstance(last, Shown) else ""
 
@@ -151,18 +151,15 @@ class Synthetic:
         """The close and the new text where a template writes the last reply of a conversation differently: all
         that stands behind the reply once something follows it, divided behind its end token. None where the
         template does not show that place."""
-        following = next((dict(message) for message in messages[2:] if message["role"] != "system"), None)
+        following = next((message for message in messages[2:] if message["role"] != "system"), None)
         if following is None or not all(isinstance(message["content"], str) for message in messages):
             return None
-        following["content"] = self._result
         if messages[1].get("tool_calls"):  # templates leave the text of such a reply out, or move it
             messages = [messages[0], {**messages[1], "content": ""}, *messages[2:]]
         calls = messages[1].get("tool_calls", ())
-        probes = [following]
-        if following["role"] == "tool":
-            probes = [{**following, "tool_call_id": call["id"]} for call in calls] or [following]
+        marked = [{**each, "content": self._result} if each is following else each for each in messages]
         try:
-            whole, shown = text(messages, prompt=True), text([*messages[:2], *probes], prompt=True)
+            whole, shown = text(messages, prompt=True), text(marked, prompt=True)
         except InvalidRequest:
             return None
         end = shown.find(self._result)

@@ -1,6 +1,7 @@
 """The formats in which models write tool calls in their text.
 
 - ``protocol``: the seam: what may begin a call, and what a reply from there on is.
+- ``base``: what formats share.
 - ``registry``: the formats by name.
 - ``offered``: the tools that may be called, and the values that their schemas take.
 - ``json_text``: JSON as models write it.

@@ -11,8 +11,9 @@ import re
 from typing import Any
 
 from turnstile.models import ParseNote, ParseStatus, ToolCall
+from turnstile_server.rendering.call_formats.base import BaseFormat, read_attempts
 from turnstile_server.rendering.call_formats.json_text import NotJson, checked, skip, value_at
-from turnstile_server.rendering.call_formats.protocol import CallFormat, Opening, Segment, Shown, Unread
+from turnstile_server.rendering.call_formats.protocol import CallFormat, Opening, Segment, Unread
 from turnstile_server.rendering.call_formats.tool_schemas import ToolSchemas
 
 _NAME = re.compile(r"\s*call:\s*([^\s{}]+)\s*\{")
@@ -26,11 +27,9 @@ class _NoCall(ValueError):
     """A text is no call of this form."""
 
 
-class BracedCalls:
+class BracedCalls(BaseFormat):
     """A ``CallFormat``. ``quote``: the mark around strings. ``typed``: values say themselves what they are; else
     all of them are strings between two quotes, and the schema says."""
-
-    frames_text = False
 
     def __init__(self, opening: str, closing: str, quote: str, *, typed: bool) -> None:
         self._opening, self._closing, self._quote, self._typed = opening, closing, quote, typed
@@ -39,19 +38,13 @@ class BracedCalls:
 
     def read(self, text: str, offered: ToolSchemas, *, ended: bool) -> list[Segment]:
         """See ``CallFormat``."""
-        segments: list[Segment] = []
-        position = 0
-        while (start := text.find(self._opening, position)) >= 0:
-            segments.append(Shown(text[position:start]))
-            found, position = self._attempt(text, start, offered, ended=ended)
-            segments.append(found)
-        return [*segments, Shown(text[position:])]
+        return read_attempts(
+            text,
+            lambda position: text.find(self._opening, position),
+            lambda start: self._attempt(text, start, offered, ended=ended),
+        )
 
-    def own_id(self, call: ToolCall, index: int) -> str | None:
-        """See ``CallFormat``."""
-        return None
-
-    def _attempt(self, text: str, start: int, offered: ToolSchemas, *, ended: bool) -> tuple[Segment, int]:
+    def _attempt(self, text: str, start: int, offered: ToolSchemas, *, ended: bool) -> tuple[list[Segment], int]:
         inside = start + len(self._opening)
         named = _NAME.match(text, inside)
         status = ParseStatus.MALFORMED
@@ -68,7 +61,7 @@ class BracedCalls:
                     raise _NoCall
                 call = checked(self._typed_call(named[1], arguments, offered, notes), offered, notes)
                 if not isinstance(call, ParseStatus):
-                    return call, end
+                    return [call], end
                 status = call
             except (_NoCall, NotJson, IndexError, RecursionError):
                 status = ParseStatus.MALFORMED
@@ -79,7 +72,7 @@ class BracedCalls:
         else:
             end = opening if opening >= 0 else len(text)
             status = ParseStatus.UNCLOSED if not ended or opening >= 0 else status
-        return Unread(text[start:end], status), end
+        return [Unread(text[start:end], status)], end
 
     def _typed_call(
         self, name: str, arguments: dict[str, Any], offered: ToolSchemas, notes: list[str]

@@ -13,7 +13,8 @@ import json
 import re
 from typing import Any
 
-from turnstile.models import ParseNote, ParseStatus, ToolCall
+from turnstile.models import ParseNote, ParseStatus
+from turnstile_server.rendering.call_formats.base import BaseFormat
 from turnstile_server.rendering.call_formats.json_text import NotJson, called, skip, value_at
 from turnstile_server.rendering.call_formats.protocol import Opening, Segment, Shown, Thought, Unread
 from turnstile_server.rendering.call_formats.tagged_calls import TaggedCalls, TaggedGrammar
@@ -24,7 +25,7 @@ _CHANNEL = re.compile(r"<\|channel\|>\s*([a-z]+)")
 _HARMONY_ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>")
 
 
-class Harmony:
+class Harmony(BaseFormat):
     """gpt-oss. A heading has its recipient before or behind the channel: models write the one, the template the
     other."""
 
@@ -58,10 +59,6 @@ class Harmony:
             position = self._behind(text, end)
         return segments
 
-    def own_id(self, call: ToolCall, index: int) -> str | None:
-        """See ``CallFormat``."""
-        return None
-
     def _call(
         self, text: str, start: int, body: int, name: str, offered: ToolSchemas, *, ended: bool
     ) -> tuple[Segment, int]:
@@ -94,7 +91,7 @@ class Harmony:
         return end
 
 
-class Muse:
+class Muse(BaseFormat):
     """Muse Glimmer: ``to=NAME<|message|>`` and one call in tags; one message for each call."""
 
     openings = (Opening("to=", first=True), Opening("<|start|>"))
@@ -137,10 +134,6 @@ class Muse:
             position = len(text) if end < 0 else end + (len("<|eom|>") if text.startswith("<|eom|>", end) else 0)
         return segments
 
-    def own_id(self, call: ToolCall, index: int) -> str | None:
-        """See ``CallFormat``."""
-        return None
-
 
 def _by_type(offered: ToolSchemas, name: str, tag: re.Match[str], text: str) -> tuple[Any, tuple[str, ...]]:
     """A value whose tag says its type: a string as it stands, anything else as JSON."""
@@ -156,7 +149,7 @@ def _by_type(offered: ToolSchemas, name: str, tag: re.Match[str], text: str) -> 
     return text, (*notes, ParseNote.VALUE_UNTYPED)
 
 
-class KimiK3:
+class KimiK3(BaseFormat):
     """Kimi K3: ``<|open|>NAME ATTRIBUTES<|sep|>…<|close|>NAME<|sep|>``; types are printed, so nothing is lost."""
 
     frames_text = True
@@ -188,10 +181,6 @@ class KimiK3:
             segments.append(Shown(text[body:end] if end >= 0 else text[body:]))
             position = end + len(closing) if end >= 0 else len(text)
         return segments + self._read_calls(text[position:], offered, ended=ended)
-
-    def own_id(self, call: ToolCall, index: int) -> str | None:
-        """See ``CallFormat``."""
-        return None
 
     def _read_calls(self, text: str, offered: ToolSchemas, *, ended: bool) -> list[Segment]:
         end = "<|close|>message<|sep|>"

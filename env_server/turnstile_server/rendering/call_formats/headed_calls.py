@@ -8,9 +8,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from turnstile.models import ParseNote, ParseStatus, ToolCall
+from turnstile.models import ParseNote, ParseStatus
+from turnstile_server.rendering.call_formats.base import BaseFormat, read_attempts
 from turnstile_server.rendering.call_formats.json_text import NotJson, called, skip, value_at
-from turnstile_server.rendering.call_formats.protocol import Called, Opening, Segment, Shown, Unread
+from turnstile_server.rendering.call_formats.protocol import Called, Opening, Segment, Unread
 from turnstile_server.rendering.call_formats.tool_schemas import ToolSchemas
 
 
@@ -35,10 +36,8 @@ class HeadedGrammar:
         return self.block or self.marks[0]
 
 
-class HeadedCalls:
+class HeadedCalls(BaseFormat):
     """A ``CallFormat`` of a ``HeadedGrammar``."""
-
-    frames_text = False
 
     def __init__(self, grammar: HeadedGrammar) -> None:
         self._grammar = grammar
@@ -49,19 +48,11 @@ class HeadedCalls:
 
     def read(self, text: str, offered: ToolSchemas, *, ended: bool) -> list[Segment]:
         """See ``CallFormat``."""
-        segments: list[Segment] = []
-        position = 0
-        while True:
-            start = text.find(self._grammar.opening, position)
-            if start < 0:
-                return [*segments, Shown(text[position:])]
-            segments.append(Shown(text[position:start]))
-            found, position = self._block(text, start, offered, ended)
-            segments += found
-
-    def own_id(self, call: ToolCall, index: int) -> str | None:
-        """See ``CallFormat``."""
-        return None
+        return read_attempts(
+            text,
+            lambda position: text.find(self._grammar.opening, position),
+            lambda start: self._block(text, start, offered, ended),
+        )
 
     def _block(self, text: str, start: int, offered: ToolSchemas, ended: bool) -> tuple[list[Segment], int]:
         """The calls that begin at ``start``, and where they end; all of it as text where one cannot be read."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from turnstile.models import ParseNote, ParseStatus, ToolCall
+from turnstile.models import ParseNote, ParseStatus
+from turnstile_server.rendering.call_formats.base import BaseFormat, read_attempts
 from turnstile_server.rendering.call_formats.json_text import (
     NotJson,
     NotMembers,
@@ -18,7 +19,7 @@ from turnstile_server.rendering.call_formats.json_text import (
     members_at,
     skip,
 )
-from turnstile_server.rendering.call_formats.protocol import Called, Opening, Segment, Shown, Unread
+from turnstile_server.rendering.call_formats.protocol import Called, Opening, Segment, Unread
 from turnstile_server.rendering.call_formats.tool_schemas import ToolSchemas
 
 
@@ -41,10 +42,8 @@ class JsonGrammar:
     named: bool = False
 
 
-class JsonCalls:
+class JsonCalls(BaseFormat):
     """A ``CallFormat`` of a ``JsonGrammar``."""
-
-    frames_text = False
 
     def __init__(self, grammar: JsonGrammar) -> None:
         self._grammar = grammar
@@ -53,19 +52,11 @@ class JsonCalls:
 
     def read(self, text: str, offered: ToolSchemas, *, ended: bool) -> list[Segment]:
         """See ``CallFormat``."""
-        segments: list[Segment] = []
-        position = 0
-        while True:
-            start = text.find(self._grammar.opening, position)
-            if start < 0:
-                return [*segments, Shown(text[position:])]
-            segments.append(Shown(text[position:start]))
-            found, position = self._attempt(text, start, offered, ended)
-            segments += found
-
-    def own_id(self, call: ToolCall, index: int) -> str | None:
-        """See ``CallFormat``."""
-        return None
+        return read_attempts(
+            text,
+            lambda position: text.find(self._grammar.opening, position),
+            lambda start: self._attempt(text, start, offered, ended),
+        )
 
     def _attempt(self, text: str, start: int, offered: ToolSchemas, ended: bool) -> tuple[list[Segment], int]:
         """What begins at ``start`` with the opening, and where it ends."""

@@ -13,8 +13,9 @@ import re
 from typing import Any
 
 from turnstile.models import ParseNote, ParseStatus, ToolCall
+from turnstile_server.rendering.call_formats.base import BaseFormat, read_attempts
 from turnstile_server.rendering.call_formats.json_text import checked, skip
-from turnstile_server.rendering.call_formats.protocol import Opening, Segment, Shown, Unread
+from turnstile_server.rendering.call_formats.protocol import Opening, Segment, Unread
 from turnstile_server.rendering.call_formats.tool_schemas import ToolSchemas
 
 _P = "]<]minimax[>["
@@ -30,26 +31,19 @@ class _NoCall(ValueError):
     """A text is no call of this form."""
 
 
-class MinimaxM3:
+class MinimaxM3(BaseFormat):
     """A ``CallFormat``."""
 
     openings = (Opening(_OPENING),)
     marks = (_P,)
-    frames_text = False
 
     def read(self, text: str, offered: ToolSchemas, *, ended: bool) -> list[Segment]:
         """See ``CallFormat``."""
-        segments: list[Segment] = []
-        position = 0
-        while (start := text.find(_OPENING, position)) >= 0:
-            segments.append(Shown(text[position:start]))
-            found, position = self._block(text, start, offered, ended=ended)
-            segments += found
-        return [*segments, Shown(text[position:])]
-
-    def own_id(self, call: ToolCall, index: int) -> str | None:
-        """See ``CallFormat``."""
-        return None
+        return read_attempts(
+            text,
+            lambda position: text.find(_OPENING, position),
+            lambda start: self._block(text, start, offered, ended=ended),
+        )
 
     def _block(self, text: str, start: int, offered: ToolSchemas, *, ended: bool) -> tuple[list[Segment], int]:
         calls: list[Segment] = []

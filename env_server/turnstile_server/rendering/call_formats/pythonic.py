@@ -12,6 +12,7 @@ import re
 from typing import Any
 
 from turnstile.models import ParseNote, ParseStatus, ToolCall
+from turnstile_server.rendering.call_formats.base import BaseFormat, read_attempts
 from turnstile_server.rendering.call_formats.json_text import checked
 from turnstile_server.rendering.call_formats.protocol import Opening, Segment, Shown, Unread
 from turnstile_server.rendering.call_formats.tool_schemas import ToolSchemas
@@ -24,12 +25,11 @@ class _NoCall(ValueError):
     """An expression is no list of calls with literal arguments."""
 
 
-class Pythonic:
+class Pythonic(BaseFormat):
     """Llama 4, ToolACE, Olmo 3: the list is the whole reply."""
 
     openings = (Opening("[", first=True), Opening("<|python_start|>"))
     marks = ("<|python_start|>", "<|python_end|>")
-    frames_text = False
 
     def read(self, text: str, offered: ToolSchemas, *, ended: bool) -> list[Segment]:
         """See ``CallFormat``."""
@@ -41,32 +41,20 @@ class Pythonic:
             return [Unread(text, calls or (ParseStatus.MALFORMED if ended else ParseStatus.UNCLOSED))]
         return [Shown(text)]
 
-    def own_id(self, call: ToolCall, index: int) -> str | None:
-        """See ``CallFormat``."""
-        return None
 
-
-class Lfm2:
+class Lfm2(BaseFormat):
     """LFM2 and LFM2.5: the list stands between ``<|tool_call_start|>`` and ``<|tool_call_end|>``."""
 
     openings = (Opening("<|tool_call_start|>"),)
     marks = ("<|tool_call_start|>", "<|tool_call_end|>")
-    frames_text = False
 
     def read(self, text: str, offered: ToolSchemas, *, ended: bool) -> list[Segment]:
         """See ``CallFormat``."""
-        opening = self.marks[0]
-        segments: list[Segment] = []
-        position = 0
-        while (start := text.find(opening, position)) >= 0:
-            segments.append(Shown(text[position:start]))
-            found, position = self._attempt(text, start, offered, ended=ended)
-            segments += found
-        return [*segments, Shown(text[position:])]
-
-    def own_id(self, call: ToolCall, index: int) -> str | None:
-        """See ``CallFormat``."""
-        return None
+        return read_attempts(
+            text,
+            lambda position: text.find(self.marks[0], position),
+            lambda start: self._attempt(text, start, offered, ended=ended),
+        )
 
     def _attempt(self, text: str, start: int, offered: ToolSchemas, *, ended: bool) -> tuple[list[Segment], int]:
         """The calls that begin at ``start``: up to the first closing mark before which they are an expression."""

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from turnstile.models import ParseNote, ParseStatus, ToolCall
+from turnstile_server.rendering.call_formats.base import BaseFormat, read_attempts
 from turnstile_server.rendering.call_formats.json_text import checked, skip
-from turnstile_server.rendering.call_formats.protocol import Opening, Segment, Shown, Unread
+from turnstile_server.rendering.call_formats.protocol import Opening, Segment, Unread
 from turnstile_server.rendering.call_formats.tool_schemas import ToolSchemas
 
 Valued = Callable[[ToolSchemas, str, "re.Match[str]", str], tuple[Any, tuple[str, ...]]]
@@ -77,10 +78,8 @@ class _Malformed(Exception):
         self.status = status
 
 
-class TaggedCalls:
+class TaggedCalls(BaseFormat):
     """A ``CallFormat`` of a ``TaggedGrammar``."""
-
-    frames_text = False
 
     def __init__(self, grammar: TaggedGrammar) -> None:
         self._grammar = grammar
@@ -94,36 +93,26 @@ class TaggedCalls:
 
     def read(self, text: str, offered: ToolSchemas, *, ended: bool) -> list[Segment]:
         """See ``CallFormat``."""
-        segments: list[Segment] = []
-        position = 0
-        while True:
-            start = self._next(text, position, offered)
-            if start is None:
-                return [*segments, Shown(text[position:])]
-            segments.append(Shown(text[position:start]))
+
+        def attempt(start: int) -> tuple[list[Segment], int]:
             try:
-                calls, position = _Reading(self, text, offered, ended).block(start)
-                segments += calls
+                return _Reading(self, text, offered, ended).block(start)
             except _Malformed as error:
                 end = self._unread_end(text, start)
-                segments.append(Unread(text[start:end], error.status))
-                position = end
+                return [Unread(text[start:end], error.status)], end
 
-    def own_id(self, call: ToolCall, index: int) -> str | None:
-        """See ``CallFormat``."""
-        return None
+        return read_attempts(text, lambda position: self._next(text, position, offered), attempt)
 
-    def _next(self, text: str, position: int, offered: ToolSchemas) -> int | None:
-        """The place of the next attempt."""
+    def _next(self, text: str, position: int, offered: ToolSchemas) -> int:
+        """The place of the next attempt, -1 for none."""
         grammar = self._grammar
         places = [text.find(grammar.block, position)] if grammar.block else []
         if grammar.function_alone:
             for match in self._function.finditer(text, position):
-                line = text[: match.start()].rpartition("\n")[2]
-                if not line.strip() and match["name"] in offered:
+                if _begins_line(text, match.start()) and match["name"] in offered:
                     places.append(match.start())
                     break
-        return min((place for place in places if place >= 0), default=None)
+        return min((place for place in places if place >= 0), default=-1)
 
     def _unread_end(self, text: str, start: int) -> int:
         """Where an attempt that is text ends: behind its closing tag, before the next one, or with the text."""
@@ -217,7 +206,7 @@ class _Reading:
             if not (self._over(place) or (grammar.block_end and text.startswith(grammar.block_end, place))):
                 raise _Malformed(ParseStatus.UNCLOSED if place == len(text) else ParseStatus.MALFORMED)
             notes.append(ParseNote.END_MISSING)
-        elif not (text.startswith(grammar.block_end, place) or self._over(place)):
+        elif not (text.startswith(grammar.block_end, place) or (arguments and self._over(place))):
             raise _Malformed(ParseStatus.UNCLOSED if place == len(text) else ParseStatus.MALFORMED)
         return ToolCall(name, json.dumps(arguments, ensure_ascii=False)), notes, place
 
@@ -286,13 +275,12 @@ class _Reading:
             if place == len(text) or not grammar.block or self._function.match(text, place):
                 return True
         if grammar.block_end and text.startswith(grammar.block_end, place):
-            rest = text[place + len(grammar.block_end) :].partition(grammar.block)[0]
-            return grammar.parameter_end not in rest
+            closed = text.find(grammar.parameter_end, place)
+            return closed < 0 or text.find(grammar.block, place + len(grammar.block_end), closed) >= 0
         return bool(grammar.block) and text.startswith(grammar.block, place)
 
 
-def python_text(text: str) -> str:
-    """The text of a CDATA section, where a value is one (MiniCPM5)."""
-    if text.startswith("<![CDATA[") and text.endswith("]]>"):
-        return text.removeprefix("<![CDATA[").removesuffix("]]>").replace("]]]]><![CDATA[>", "]]>")
-    return text
+def _begins_line(text: str, position: int) -> bool:
+    while position > 0 and text[position - 1] in " \t":
+        position -= 1
+    return position == 0 or text[position - 1] == "\n"

@@ -11,6 +11,7 @@ import json
 import re
 
 from turnstile.models import ParseStatus, ToolCall
+from turnstile_server.rendering.call_formats.base import BaseFormat
 from turnstile_server.rendering.call_formats.json_text import NotJson, Value, call_of, checked, members_at, skip
 from turnstile_server.rendering.call_formats.protocol import Called, Opening, Segment, Shown, Unread
 from turnstile_server.rendering.call_formats.tool_schemas import ToolSchemas
@@ -19,7 +20,7 @@ _MEMBERS = {"name", "parameters", "arguments", "type"}
 _ATTEMPT = re.compile(r"\[?\s*\{\s*\"(?:name|type)\"\s*:")
 
 
-class Llama3:
+class Llama3(BaseFormat):
     """Llama 3.1 to 3.3: ``{"name": …, "parameters": {…}}``, perhaps behind ``<|python_tag|>``.
 
     Several stand one after another, often with ``;`` between. Built-in tools are
@@ -28,7 +29,6 @@ class Llama3:
 
     openings = (Opening("<|python_tag|>"), Opening("{", first=True))
     marks = ("<|python_tag|>",)
-    frames_text = False
 
     def read(self, text: str, offered: ToolSchemas, *, ended: bool) -> list[Segment]:
         """See ``CallFormat``."""
@@ -43,17 +43,12 @@ class Llama3:
             return [Unread(text, calls or (ParseStatus.MALFORMED if ended else ParseStatus.UNCLOSED))]
         return [Shown(text)]
 
-    def own_id(self, call: ToolCall, index: int) -> str | None:
-        """See ``CallFormat``."""
-        return None
 
-
-class BareList:
+class BareList(BaseFormat):
     """xLAM: ``[{"name": …, "arguments": {…}}, …]`` as the whole reply."""
 
     openings = (Opening("[", first=True),)
     marks = ()
-    frames_text = False
 
     def read(self, text: str, offered: ToolSchemas, *, ended: bool) -> list[Segment]:
         """See ``CallFormat``."""
@@ -66,10 +61,6 @@ class BareList:
         if _ATTEMPT.match(text):
             return [Unread(text, calls or (ParseStatus.MALFORMED if ended else ParseStatus.UNCLOSED))]
         return [Shown(text)]
-
-    def own_id(self, call: ToolCall, index: int) -> str | None:
-        """See ``CallFormat``."""
-        return None
 
 
 def _calls(
