@@ -42,9 +42,12 @@ INSTALLED := .venv/installed
 RUNS := .venv/runs
 SUITE := $(BIN)/python scripts/suites.py
 
-.PHONY: install test test-slow test-workers test-browser test-docker test-agents lowest everything engines check lint demo container bench agents-matrix recorded-run pictures campaign harbor docs ui ui-check clean
+.PHONY: install model-kits test test-slow test-workers test-browser test-docker test-agents lowest everything engines check lint demo container bench agents-matrix recorded-run pictures campaign harbor docs ui ui-check clean
 
 install: $(INSTALLED)
+
+model-kits: $(INSTALLED)
+	$(BIN)/python scripts/model_kits.py --fetch
 
 test: $(INSTALLED)
 	scripts/bubblewrap.sh

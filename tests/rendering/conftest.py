@@ -11,6 +11,7 @@ import pytest
 from chat_templates import CHATML_FAMILY, GLUES, HOISTS, LLAMA, ROLE_STOP
 from rendering_models import LLAMA_TOKENS, ROLE_TOKENS, make_folder
 
+from model_kits import Kits, cache_folder
 from turnstile_server.rendering.factory import create_renderer
 from turnstile_server.rendering.template import TemplateRenderer
 from turnstile_server.settings import RenderingSettings
@@ -34,6 +35,14 @@ def folders(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
         tiny_model, root / "llama", LLAMA, added=LLAMA_TOKENS, eos="<|eot_id|>", bos="<|begin_of_text|>"
     )
     return made
+
+
+@pytest.fixture(scope="session")
+def kit() -> Callable[[str], Path]:
+    """The folder of a real model's template and tokens, by name (``scripts/model_kits.py``).
+
+    Where its packages cannot be had the test fails, and says which: a skip would hide that nothing was proved."""
+    return Kits(cache_folder()).make
 
 
 @pytest.fixture(scope="session")
