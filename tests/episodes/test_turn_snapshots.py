@@ -119,7 +119,7 @@ async def test_few_snapshots_are_in_memory_at_once_and_no_call_waits_for_ever(
 ) -> None:
     data = tmp_path / "data"
     work, wanted = light_work(tiny_model, data, tmp_path / "installs")
-    settings = {"snapshots": "every_turn", "snapshots_at_once": 1, "snapshot_wait_s": 0.2}
+    settings = {"snapshots": "every_turn", "snapshots_at_once": 1, "snapshot_wait_s": 3.0}
     async with staged(tiny_model, data, work=work, episodes=settings, **wanted) as stage:
         speak(stage)
         episodes = [await stage.episode(task=TASK) for _ in range(2)]
