@@ -32,7 +32,10 @@ def tool(name: str, **parameters: dict[str, Any]) -> Tool:
 
 
 TEXT = {"type": "string"}
-TOOLS = (tool("bash", command=TEXT), tool("write", v=TEXT, w=TEXT))
+TOOLS = (
+    tool("bash", command=TEXT),
+    tool("write", v=TEXT, w=TEXT, n={"type": "integer"}, flag={"type": "boolean"}),
+)
 
 
 def read(name: str, parts: list[str], *, ended: bool = True, strict: bool = False) -> TagParser:
@@ -105,6 +108,11 @@ def test_however_a_reply_is_cut_it_is_the_same(case: dict[str, Any], data: st.Da
         ),
         (
             "qwen3_coder",
+            "<tool_call><function=write><parameter=n>soon</parameter></function></tool_call>",
+            [ParseNote.VALUE_UNTYPED],
+        ),
+        (
+            "qwen3_coder",
             "<function=bash><parameter=command>1</parameter></function>",
             [ParseNote.OPENING_MISSING],
         ),
@@ -126,10 +134,22 @@ def test_every_liberty_is_noted_and_none_is_taken_in_strict_reading(
     faithful = read(format_, [text])
     assert (len(faithful.calls), faithful.notes) == (1, notes)
     strict = read(format_, [text], strict=True)
-    if notes == [ParseNote.UNDECLARED_PARAMETER]:  # the call is well formed
+    if notes[0] in (ParseNote.UNDECLARED_PARAMETER, ParseNote.VALUE_UNTYPED):  # the call is well formed
         assert len(strict.calls) == 1
         return
     assert (strict.calls, "".join(strict.text)) == ([], text)
+
+
+def test_strict_reading_takes_the_words_that_the_models_own_template_writes() -> None:
+    call = "<{0}><function=write><parameter=flag>True</parameter></function></{0}>"
+    for name, tag in (("qwen3_coder", "tool_call"), ("seed_oss", "seed:tool_call")):
+        parser = read(name, [call.format(tag)], strict=True)
+        assert (calls_of(parser), parser.notes) == ([("write", {"flag": True})], [])
+
+
+def test_a_key_with_white_space_around_it_is_the_parameter() -> None:
+    text = "<tool_call>write<arg_key> n </arg_key><arg_value>5</arg_value></tool_call>"
+    assert calls_of(read("glm", [text])) == [("write", {"n": 5})]
 
 
 @pytest.mark.parametrize(
@@ -206,6 +226,19 @@ def test_a_reply_that_repeats_an_opening_without_end_is_read_once(name: str) -> 
         text = f"{opening}bash" * (100_000 // len(opening))
         parser = read(name, [text])
         assert parser.calls == []
+
+
+@pytest.mark.parametrize("name", sorted({case["format"] for case in BATTERY["replies"]}))
+def test_a_reply_that_repeats_a_piece_of_a_call_is_read_once(name: str) -> None:
+    for written in {case["text"] for case in BATTERY["replies"] if case["format"] == name}:
+        for piece in {written[: len(written) * part // 8] for part in range(2, 8)}:
+            read(name, [piece * (50_000 // len(piece))])
+
+
+def test_many_parameters_that_are_not_closed_are_read_once() -> None:
+    opened = "".join(f"\n<parameter=p{number}>\nx" for number in range(3000))
+    block = f"<tool_call>\n<function=bash>{opened}\n</parameter>\n</function>\n</tool_call>"
+    assert read("qwen3_coder", [block * 3]).calls == []
 
 
 @settings(max_examples=examples(100))

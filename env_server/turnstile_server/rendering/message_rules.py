@@ -7,8 +7,7 @@ place is written in another way that it does keep:
 
 - ``developer`` text that is not kept is system text.
 - Leading system messages that are not all kept are joined into one. Where a template takes no system message at
-all,
-  they stand before the first user's text.
+  all, they stand before the first user's text.
 - System text in mid-conversation that is not kept is a user message in ``<system>`` tags.
 - User messages in a row that are refused are joined into one.
 - User text behind a tool's result that is refused stands behind that result, in the same message.
@@ -19,6 +18,7 @@ render, in a continuation, and when a conversation is rendered anew.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -200,11 +200,15 @@ def probe_rules(render: Renderable) -> MessageRules:
 
 
 def in_order(text: str, parts: Iterable[str]) -> bool:
-    """True where ``parts`` stand in ``text`` one behind another, white space around them aside."""
+    """True where ``parts`` stand in ``text`` one behind another, white space around them aside; as JSON's strings
+    where a template writes them so."""
     position = 0
     for part in parts:
         wanted = part.strip()
         found = text.find(wanted, position)
+        if found < 0:
+            wanted = json.dumps(wanted, ensure_ascii=False)[1:-1]
+            found = text.find(wanted, position)
         if found < 0:
             return False
         position = found + len(wanted)

@@ -182,11 +182,11 @@ class Renderer(Protocol):
         ...
 
     def check_tools(self, tools: Sequence[Tool]) -> None:
-        """Raises InvalidRequest when tools are offered and the model's call format is not known."""
+        """Raises ModelCannotServe when tools are offered and the model's call format is not known."""
         ...
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool], *, most: int | None = None) -> Rendered:
-        """The full conversation plus generation prompt. Raises InvalidRequest for what the template refuses.
+        """The full conversation plus generation prompt. Raises ModelCannotServe for what the template refuses.
 
         ``most``: ids that are of use. Raises TooManyTokens instead of encoding a text that surely has more; a text
         that has more all the same is encoded.

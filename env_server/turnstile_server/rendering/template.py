@@ -99,7 +99,8 @@ class ChatTemplate:
 
     def text(self, messages: list[Stock], tools: list[Stock], *, prompt: bool) -> str:
         """The rendered text, stand-ins included. ``prompt``: with the opening of the next reply
-        (``add_generation_prompt``). Raises InvalidRequest with the template's words where the template refuses."""
+        (``add_generation_prompt``). Raises ModelCannotServe with the template's words where the template refuses.
+        """
         options = {**self._options, "xml_tools": [*tools]} if tools and self._xml_tools else self._options
         try:
             rendered = render_jinja_template(
@@ -165,6 +166,8 @@ class TemplateRenderer:
             settings.template_kwargs,
             settings.thinking_history,
             vocabulary.fingerprint,
+            # Its own ids of calls stand in the context.
+            self._calls.format.name if isinstance(self._calls, Recognised) else None,
         )
         self._hash = hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
 

@@ -7,11 +7,12 @@ from collections.abc import Callable
 from typing import Final
 
 from turnstile.models import ToolCall
-from turnstile_server.rendering.call_formats.protocol import Segment, Shown
+from turnstile_server.rendering.call_formats.protocol import Segment, Shown, Unread
 
 MOST_ATTEMPTS: Final = 1000
-"""Attempts at a call that are read in one reply. What follows them is text: no model means so many, and a reply
-that repeats an opening without end must not hold up others."""
+MOST_UNREAD: Final = 20
+"""Attempts at a call that are read in one reply, and those among them that are none. What follows is text: no
+model means so many, and each may look through the whole reply, which must not hold up others."""
 
 
 class BaseFormat:
@@ -30,12 +31,13 @@ def read_attempts(
     """The segments of ``text``. ``find``: the place of the next attempt from a position on, -1 for none.
     ``attempt``: the segments of the attempt that begins there, and where it ends."""
     segments: list[Segment] = []
-    position = 0
+    position = unread = 0
     for _ in range(MOST_ATTEMPTS):
         start = find(position)
-        if start < 0:
+        if start < 0 or unread == MOST_UNREAD:
             break
         segments.append(Shown(text[position:start]))
         found, position = attempt(start)
+        unread += any(isinstance(segment, Unread) for segment in found)
         segments += found
     return [*segments, Shown(text[position:])]

@@ -12,14 +12,14 @@ from typing import Any
 
 from turnstile.models import ParseNote, ParseStatus, ToolCall
 from turnstile_server.rendering.call_formats.base import BaseFormat, read_attempts
-from turnstile_server.rendering.call_formats.json_text import NotJson, checked, skip, value_at
+from turnstile_server.rendering.call_formats.checked_calls import checked
+from turnstile_server.rendering.call_formats.json_text import NUMBER, NotJson, skip, value_at
 from turnstile_server.rendering.call_formats.protocol import CallFormat, Opening, Segment, Unread
 from turnstile_server.rendering.call_formats.tool_schemas import ToolSchemas
 
 _NAME = re.compile(r"\s*call:\s*([^\s{}]+)\s*\{")
 _KEY = re.compile(r"\s*([^\s:,{}\[\]\"]+)\s*:")
 _BARE = re.compile(r"\s*([^\s,{}\[\]\"<]+)")
-_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
 _WORDS = {"true": True, "false": False, "null": None, "None": None, "True": True, "False": False}
 
 
@@ -80,7 +80,7 @@ class BracedCalls(BaseFormat):
         if not self._typed:
             for key, value in arguments.items():
                 if isinstance(value, str):
-                    arguments[key], taken = offered.valued(name, key, value)
+                    arguments[key], taken = offered.valued(name, key, value, python=True)
                     notes += taken
         return ToolCall(name, json.dumps(arguments, ensure_ascii=False))
 
@@ -131,7 +131,7 @@ class BracedCalls(BaseFormat):
             raise _NoCall
         if match[1] in _WORDS:
             return _WORDS[match[1]], match.end()
-        if _NUMBER.fullmatch(match[1]):
+        if NUMBER.fullmatch(match[1]):
             return json.loads(match[1]), match.end()
         raise _NoCall
 

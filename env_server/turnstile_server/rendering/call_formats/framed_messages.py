@@ -9,20 +9,28 @@
 
 from __future__ import annotations
 
-import json
 import re
-from typing import Any
 
-from turnstile.models import ParseNote, ParseStatus
-from turnstile_server.rendering.call_formats.base import BaseFormat
-from turnstile_server.rendering.call_formats.json_text import NotJson, called, skip, value_at
+from turnstile.models import ParseStatus
+from turnstile_server.rendering.call_formats.base import MOST_UNREAD, BaseFormat
+from turnstile_server.rendering.call_formats.checked_calls import called
+from turnstile_server.rendering.call_formats.json_text import NotJson, skip, value_at
 from turnstile_server.rendering.call_formats.protocol import Opening, Segment, Shown, Thought, Unread
-from turnstile_server.rendering.call_formats.tagged_calls import TaggedCalls, TaggedGrammar
+from turnstile_server.rendering.call_formats.tagged_calls import TaggedCalls, TaggedGrammar, by_tag
 from turnstile_server.rendering.call_formats.tool_schemas import ToolSchemas
 
 _RECIPIENT = re.compile(r"(?:^|\s)to=([^\s<]+)")
 _CHANNEL = re.compile(r"<\|channel\|>\s*([a-z]+)")
-_HARMONY_ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>")
+_HARMONY_END = re.compile(r"<\|(?:end|call|return|start)\|>")
+_MUSE_END = re.compile(r"<\|(?:eom|start)\|>")
+
+
+def _end(ends: re.Pattern[str], text: str, position: int) -> tuple[int, int]:
+    """Where a message ends, and where what follows it begins; ``<|start|>`` belongs to the next one."""
+    end = ends.search(text, position)
+    if end is None:
+        return len(text), len(text)
+    return end.start(), end.start() if end[0] == "<|start|>" else end.end()
 
 
 class Harmony(BaseFormat):
@@ -36,10 +44,10 @@ class Harmony(BaseFormat):
     def read(self, text: str, offered: ToolSchemas, *, ended: bool) -> list[Segment]:
         """See ``CallFormat``."""
         segments: list[Segment] = []
-        position = 0
+        position = unread = 0
         while position < len(text):
             message = text.find("<|message|>", position)
-            if message < 0:
+            if message < 0 or unread == MOST_UNREAD:
                 rest = text[position:]
                 framed = rest.startswith(("<|start|>", "<|channel|>"))
                 return [*segments, Unread(rest, ParseStatus.UNCLOSED) if framed else Shown(rest)]
@@ -48,15 +56,13 @@ class Harmony(BaseFormat):
             if recipient is not None and recipient[1] != "user":
                 name = recipient[1].removeprefix("functions.")
                 found, position = self._call(text, position, body, name, offered, ended=ended)
+                unread += isinstance(found, Unread)
                 segments.append(found)
                 continue
-            end = min(
-                (place for each in _HARMONY_ENDS if (place := text.find(each, body)) >= 0), default=len(text)
-            )
+            end, position = _end(_HARMONY_END, text, body)
             channel = _CHANNEL.search(heading)
             written = text[body:end]
             segments.append(Thought(written) if channel and channel[1] == "analysis" else Shown(written))
-            position = self._behind(text, end)
         return segments
 
     def _call(
@@ -66,29 +72,16 @@ class Harmony(BaseFormat):
         try:
             arguments = value_at(text, body)
         except NotJson as error:
-            end = min(
-                (place for each in _HARMONY_ENDS if (place := text.find(each, body)) >= 0), default=len(text)
-            )
+            end, behind = _end(_HARMONY_END, text, body)
             status = error.status if ended or end < len(text) else ParseStatus.UNCLOSED
-            return Unread(text[start:end], status), self._behind(text, end)
-        end = skip(text, arguments.end)
-        closed = text.startswith(_HARMONY_ENDS, end)
-        if not closed and not (end == len(text) and ended):
-            end = min((place for each in _HARMONY_ENDS if (place := text.find(each, end)) >= 0), default=len(text))
+            return Unread(text[start:end], status), behind
+        place = skip(text, arguments.end)
+        end, behind = _end(_HARMONY_END, text, place)
+        if end > place or (end == len(text) and not ended):
             status = ParseStatus.MALFORMED if ended or end < len(text) else ParseStatus.UNCLOSED
-            return Unread(text[start:end], status), self._behind(text, end)
+            return Unread(text[start:end], status), behind
         call = called(name, arguments, offered)
-        if isinstance(call, ParseStatus):
-            return Unread(text[start:end], call), self._behind(text, end)
-        return call, self._behind(text, end)
-
-    @staticmethod
-    def _behind(text: str, end: int) -> int:
-        """The place behind the token that ends a message; ``<|start|>`` begins the next one."""
-        for mark in _HARMONY_ENDS[:3]:
-            if text.startswith(mark, end):
-                return end + len(mark)
-        return end
+        return Unread(text[start:end], call) if isinstance(call, ParseStatus) else call, behind
 
 
 class Muse(BaseFormat):
@@ -120,33 +113,16 @@ class Muse(BaseFormat):
                 return [*segments, Shown(text[position:])]
             recipient = _RECIPIENT.search(text[position:message].replace("<|start|>assistant", ""))
             body = message + len("<|message|>")
-            end = min(
-                (place for each in ("<|eom|>", "<|start|>") if (place := text.find(each, body)) >= 0), default=-1
-            )
-            written = text[body : len(text) if end < 0 else end]
-            over = ended or end >= 0
+            end, behind = _end(_MUSE_END, text, body)
+            written = text[body:end]
             if recipient is None or recipient[1] == "user":
                 segments.append(Shown(written))
             elif recipient[1] == "self":
                 segments.append(Thought(written))
             else:
-                segments += self._calls.read(written, offered, ended=over)
-            position = len(text) if end < 0 else end + (len("<|eom|>") if text.startswith("<|eom|>", end) else 0)
+                segments += self._calls.read(written, offered, ended=ended or end < len(text))
+            position = behind
         return segments
-
-
-def _by_type(offered: ToolSchemas, name: str, tag: re.Match[str], text: str) -> tuple[Any, tuple[str, ...]]:
-    """A value whose tag says its type: a string as it stands, anything else as JSON."""
-    notes = () if offered.declares(name, tag["key"]) or name not in offered else (ParseNote.UNDECLARED_PARAMETER,)
-    if tag["type"] == "string":
-        return text, notes
-    try:
-        value = value_at(text, 0)
-        if skip(text, value.end) == len(text):
-            return json.loads(value.json), notes
-    except (NotJson, ValueError):
-        pass
-    return text, (*notes, ParseNote.VALUE_UNTYPED)
 
 
 class KimiK3(BaseFormat):
@@ -161,9 +137,9 @@ class KimiK3(BaseFormat):
                 "<|close|>tools<|sep|>",
                 r"<\|open\|>call tool=\"(?P<name>[^\"]+)\"(?: index=\"\d+\")?<\|sep\|>",
                 "<|close|>call<|sep|>",
-                r"<\|open\|>argument key=\"(?P<key>[^\"]+)\" type=\"(?P<type>[a-z]+)\"<\|sep\|>",
+                r"<\|open\|>argument key=\"(?P<key>[^\"]+)\" type=\"(?:(?P<string>string)|[a-z]+)\"<\|sep\|>",
                 "<|close|>argument<|sep|>",
-                valued=_by_type,
+                valued=by_tag,
             )
         )
         self.openings = (Opening("<|open|>response<|sep|>"), Opening("<|open|>tools<|sep|>"))

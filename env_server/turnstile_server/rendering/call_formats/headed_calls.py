@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from turnstile.models import ParseNote, ParseStatus
 from turnstile_server.rendering.call_formats.base import BaseFormat, read_attempts
-from turnstile_server.rendering.call_formats.json_text import NotJson, called, skip, value_at
+from turnstile_server.rendering.call_formats.checked_calls import called
+from turnstile_server.rendering.call_formats.json_text import NotJson, skip, value_at
 from turnstile_server.rendering.call_formats.protocol import Called, Opening, Segment, Unread
 from turnstile_server.rendering.call_formats.tool_schemas import ToolSchemas
 

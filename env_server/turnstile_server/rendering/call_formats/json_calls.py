@@ -10,15 +10,8 @@ from typing import Literal
 
 from turnstile.models import ParseNote, ParseStatus
 from turnstile_server.rendering.call_formats.base import BaseFormat, read_attempts
-from turnstile_server.rendering.call_formats.json_text import (
-    NotJson,
-    NotMembers,
-    Value,
-    call_of,
-    called,
-    members_at,
-    skip,
-)
+from turnstile_server.rendering.call_formats.checked_calls import call_of, called
+from turnstile_server.rendering.call_formats.json_text import NotJson, NotMembers, Value, members_at, skip
 from turnstile_server.rendering.call_formats.protocol import Called, Opening, Segment, Unread
 from turnstile_server.rendering.call_formats.tool_schemas import ToolSchemas
 

@@ -14,7 +14,8 @@ from typing import Any
 
 from turnstile.models import ParseNote, ParseStatus, ToolCall
 from turnstile_server.rendering.call_formats.base import BaseFormat, read_attempts
-from turnstile_server.rendering.call_formats.json_text import checked, skip
+from turnstile_server.rendering.call_formats.checked_calls import checked
+from turnstile_server.rendering.call_formats.json_text import NUMBER, skip
 from turnstile_server.rendering.call_formats.protocol import Opening, Segment, Unread
 from turnstile_server.rendering.call_formats.tool_schemas import ToolSchemas
 
@@ -24,7 +25,6 @@ _CLOSING = f"{_P}</tool_call>"
 _INVOKE = re.compile(re.escape(_P) + r"<invoke name=\"(?P<name>[^\"<>]+)\">")
 _TAG = re.compile(re.escape(_P) + r"<(?P<key>[^<>/\s\"]+)>")
 _PLAIN = {"true": True, "false": False, "null": None}
-_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
 
 
 class _NoCall(ValueError):
@@ -118,7 +118,7 @@ def _built(value: Any) -> Any:
     if isinstance(value, str):
         if value in _PLAIN:
             return _PLAIN[value]
-        return json.loads(value) if _NUMBER.fullmatch(value) else value
+        return json.loads(value) if NUMBER.fullmatch(value) else value
     if all(key == "item" for key, _ in value):
         return [_built(each) for _, each in value]
     built = {key: _built(each) for key, each in value}

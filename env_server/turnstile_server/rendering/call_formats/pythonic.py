@@ -9,16 +9,19 @@ from __future__ import annotations
 import ast
 import json
 import re
-from typing import Any
+from typing import Any, Final
 
 from turnstile.models import ParseNote, ParseStatus, ToolCall
 from turnstile_server.rendering.call_formats.base import BaseFormat, read_attempts
-from turnstile_server.rendering.call_formats.json_text import checked
+from turnstile_server.rendering.call_formats.checked_calls import checked
 from turnstile_server.rendering.call_formats.protocol import Opening, Segment, Shown, Unread
 from turnstile_server.rendering.call_formats.tool_schemas import ToolSchemas
 
 _JSON_WORDS = {"true": True, "false": False, "null": None}
 _ATTEMPT = re.compile(r"\[\s*[A-Za-z_][\w.-]*\s*\(")
+
+_MOST_ENDS: Final = 20
+"""Closing marks that are tried as the end of one list: each means to parse all that stands before it."""
 
 
 class _NoCall(ValueError):
@@ -63,7 +66,9 @@ class Lfm2(BaseFormat):
         end = text.find(closing, inside)
         first = end
         status: ParseStatus | None = None
-        while end >= 0:
+        for _ in range(_MOST_ENDS):
+            if end < 0:
+                break
             calls = _calls(text[inside:end], offered)
             if isinstance(calls, list):
                 return calls, end + len(closing)

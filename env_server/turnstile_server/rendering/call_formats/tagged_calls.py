@@ -10,38 +10,46 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from turnstile.models import ParseNote, ParseStatus, ToolCall
 from turnstile_server.rendering.call_formats.base import BaseFormat, read_attempts
-from turnstile_server.rendering.call_formats.json_text import checked, skip
+from turnstile_server.rendering.call_formats.checked_calls import checked
+from turnstile_server.rendering.call_formats.json_text import NotJson, skip, whole_value
 from turnstile_server.rendering.call_formats.protocol import Opening, Segment, Unread
 from turnstile_server.rendering.call_formats.tool_schemas import ToolSchemas
 
-Valued = Callable[[ToolSchemas, str, "re.Match[str]", str], tuple[Any, tuple[str, ...]]]
-"""A value: of the tools, the function's name, the match of the parameter's tag, and the text between the tags."""
+Valued = Callable[[ToolSchemas, str, str, "re.Match[str]", str], tuple[Any, tuple[str, ...]]]
+"""A value: of the tools, the function's name, the parameter's, the match of its tag, and the text in it."""
 
 
-def by_schema(offered: ToolSchemas, name: str, tag: re.Match[str], text: str) -> tuple[Any, tuple[str, ...]]:
+def by_schema(
+    offered: ToolSchemas, name: str, key: str, tag: re.Match[str], text: str
+) -> tuple[Any, tuple[str, ...]]:
     """The value that the parameter's schema takes."""
-    return offered.valued(name, tag["key"], text)
+    return offered.valued(name, key, text)
 
 
-def by_attribute(offered: ToolSchemas, name: str, tag: re.Match[str], text: str) -> tuple[Any, tuple[str, ...]]:
-    """A string or JSON, as the tag's attribute ``string`` says; what is no JSON is a string."""
-    notes = () if offered.declares(name, tag["key"]) or name not in offered else (ParseNote.UNDECLARED_PARAMETER,)
-    if tag["string"] == "true":
+def by_schema_in_python(
+    offered: ToolSchemas, name: str, key: str, tag: re.Match[str], text: str
+) -> tuple[Any, tuple[str, ...]]:
+    """The same where templates write Python's ``True``, ``None`` and lists."""
+    return offered.valued(name, key, text, python=True)
+
+
+def by_tag(
+    offered: ToolSchemas, name: str, key: str, tag: re.Match[str], text: str
+) -> tuple[Any, tuple[str, ...]]:
+    """A string where the tag says so (its group ``string``), else JSON; what is no JSON is a string."""
+    notes = () if offered.declares(name, key) or name not in offered else (ParseNote.UNDECLARED_PARAMETER,)
+    if tag["string"] is not None:
         return text, notes
     try:
-        return json.loads(text, parse_constant=_no_constant), notes
-    except (ValueError, RecursionError):
+        return whole_value(text).value, notes
+    except NotJson:
         return text, (*notes, ParseNote.VALUE_UNTYPED)
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +76,10 @@ class TaggedGrammar:
     function_alone: str = ""
     valued: Valued = by_schema
     marks: tuple[str, ...] = ()
+
+
+_MOST_UNCLOSED: Final = 20
+"""Parameters of one block that are not closed. The end of each is looked for in all of the reply."""
 
 
 class _Malformed(Exception):
@@ -106,13 +118,12 @@ class TaggedCalls(BaseFormat):
     def _next(self, text: str, position: int, offered: ToolSchemas) -> int:
         """The place of the next attempt, -1 for none."""
         grammar = self._grammar
-        places = [text.find(grammar.block, position)] if grammar.block else []
+        block = text.find(grammar.block, position) if grammar.block else -1
         if grammar.function_alone:
-            for match in self._function.finditer(text, position):
+            for match in self._function.finditer(text, position, block if block >= 0 else len(text)):
                 if _begins_line(text, match.start()) and match["name"] in offered:
-                    places.append(match.start())
-                    break
-        return min((place for place in places if place >= 0), default=-1)
+                    return match.start()
+        return block
 
     def _unread_end(self, text: str, start: int) -> int:
         """Where an attempt that is text ends: behind its closing tag, before the next one, or with the text."""
@@ -147,6 +158,7 @@ class _Reading:
         self._text = text
         self._offered = offered
         self._ended = ended
+        self._unclosed = 0
 
     def block(self, start: int) -> tuple[list[Segment], int]:
         """The calls of the block at ``start``, and where it ends. Raises _Malformed."""
@@ -198,7 +210,7 @@ class _Reading:
             key = tag["key"].strip()
             if key in arguments:
                 raise _Malformed(ParseStatus.MALFORMED)
-            arguments[key], taken = grammar.valued(self._offered, name, tag, value)
+            arguments[key], taken = grammar.valued(self._offered, name, key, tag, value)
             notes += (*found, *taken)
         if grammar.function_end and text.startswith(grammar.function_end, place):
             place += len(grammar.function_end)
@@ -214,21 +226,24 @@ class _Reading:
         """The value behind a parameter's tag, where its closing tag ends, and the liberties. Raises _Malformed."""
         grammar, text, start = self._grammar, self._text, tag.end()
         first: int | None = None
+        opened = closed = 0
+        counted = start
         end = text.find(grammar.parameter_end, start)
         while end >= 0:
+            opened += sum(1 for _ in self._parameter_places(counted, end))
+            counted = end
             behind = end + len(grammar.parameter_end)
             if self._may_follow(behind):
-                if self._open_in(start, end) <= 0:
-                    value = text[start:end]
-                    inside: list[str] = [ParseNote.END_IN_VALUE] if grammar.parameter_end in value else []
-                    return self._bare(value), behind, inside
+                if opened <= closed:
+                    return self._bare(text[start:end]), behind, [ParseNote.END_IN_VALUE] if closed else []
                 first = end if first is None else first
-            end = text.find(grammar.parameter_end, end + 1)
-        if not grammar.missing_end_read:
-            closed = text.find(grammar.parameter_end, start) >= 0
+            closed += 1
+            end = text.find(grammar.parameter_end, behind)
+        self._unclosed += 1
+        if not grammar.missing_end_read or self._unclosed > _MOST_UNCLOSED:
             raise _Malformed(ParseStatus.MALFORMED if closed or self._ended else ParseStatus.UNCLOSED)
         if first is not None:
-            opening = next((place for place in self._parameter_places(start, first)), None)
+            opening = next(self._parameter_places(start, first), None)
             if opening is not None:
                 return self._bare(text[start:opening]), opening, [ParseNote.PARAMETER_END_MISSING]
         end = self._function_end(start)
@@ -241,7 +256,7 @@ class _Reading:
         while end >= 0:
             behind = skip(text, end + len(grammar.function_end))
             if text.startswith(grammar.block_end, behind) or self._over(behind):
-                if next(iter(self._parameter_places(start, end)), None) is None:
+                if next(self._parameter_places(start, end), None) is None:
                     return end
                 break
             end = text.find(grammar.function_end, end + 1)
@@ -252,17 +267,11 @@ class _Reading:
             return value
         return value.removeprefix("\n").removesuffix("\n")
 
-    def _parameter_places(self, start: int, end: int) -> list[int]:
+    def _parameter_places(self, start: int, end: int) -> Iterator[int]:
         """Where parameters are opened inside a value: at the beginning of a line where line breaks are markup."""
-        return [
-            match.start()
-            for match in self._parameter.finditer(self._text, start, end)
-            if not self._grammar.line_breaks or self._text[match.start() - 1] == "\n"
-        ]
-
-    def _open_in(self, start: int, end: int) -> int:
-        """Parameters that a value opens and does not close."""
-        return len(self._parameter_places(start, end)) - self._text.count(self._grammar.parameter_end, start, end)
+        for match in self._parameter.finditer(self._text, start, end):
+            if not self._grammar.line_breaks or self._text[match.start() - 1] == "\n":
+                yield match.start()
 
     def _may_follow(self, behind: int) -> bool:
         """True where what stands at ``behind`` may follow the closing tag of a parameter."""

@@ -9,8 +9,8 @@ from turnstile_server.rendering.call_formats.protocol import CallFormat
 from turnstile_server.rendering.call_formats.tagged_calls import (
     TaggedCalls,
     TaggedGrammar,
-    by_attribute,
-    by_schema,
+    by_schema_in_python,
+    by_tag,
 )
 from turnstile_server.rendering.call_formats.tool_schemas import ToolSchemas
 
@@ -34,6 +34,7 @@ def qwen3_coder() -> CallFormat:
             line_breaks=True,
             missing_end_read=True,
             function_alone="<function=",
+            valued=by_schema_in_python,
         )
     )
 
@@ -48,6 +49,7 @@ def seed_oss() -> CallFormat:
             "</function>",
             r"<parameter=(?P<key>[^<>\n]+)>",
             "</parameter>",
+            valued=by_schema_in_python,
         )
     )
 
@@ -117,9 +119,9 @@ def _dsml(block: str) -> CallFormat:
             f"</｜DSML｜{block}>",
             rf"<｜DSML｜invoke name={_QUOTED}>",
             "</｜DSML｜invoke>",
-            rf"<｜DSML｜parameter name={_KEY} string=\"(?P<string>true|false)\">",
+            rf"<｜DSML｜parameter name={_KEY} string=\"(?:(?P<string>true)|false)\">",
             "</｜DSML｜parameter>",
-            valued=by_attribute,
+            valued=by_tag,
             marks=("｜DSML｜",),
         )
     )
@@ -142,6 +144,8 @@ def minicpm5() -> CallFormat:
     )
 
 
-def _character_data(offered: ToolSchemas, name: str, tag: re.Match[str], text: str) -> tuple[Any, tuple[str, ...]]:
+def _character_data(
+    offered: ToolSchemas, name: str, key: str, tag: re.Match[str], text: str
+) -> tuple[Any, tuple[str, ...]]:
     section = re.fullmatch(r"<!\[CDATA\[(.*)\]\]>", text, re.DOTALL)
-    return by_schema(offered, name, tag, section[1] if section else text)
+    return by_schema_in_python(offered, name, key, tag, section[1] if section else text)

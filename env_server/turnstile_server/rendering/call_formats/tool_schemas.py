@@ -23,9 +23,9 @@ from math import isfinite
 from typing import Any
 
 from turnstile.models import ParseNote, Tool
+from turnstile_server.rendering.call_formats.json_text import NUMBER, NotJson, NotMembers, whole_value
 
 _INTEGER = re.compile(r"-?(?:0|[1-9][0-9]*)")
-_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _WORDS: dict[str, tuple[str, Any]] = {
     "null": ("null", None),
     "None": ("null", None),
@@ -67,8 +67,9 @@ class ToolSchemas:
         """True where the tool declares the parameter."""
         return self.schema(tool, parameter) is not None
 
-    def valued(self, tool: str, parameter: str, text: str) -> tuple[Any, tuple[str, ...]]:
-        """The value that a text without quotes stands for, and the liberties that were taken."""
+    def valued(self, tool: str, parameter: str, text: str, *, python: bool = False) -> tuple[Any, tuple[str, ...]]:
+        """The value that a text without quotes stands for, and the liberties that were taken. ``python``: Python's
+        literals are the format's own."""
         schema = self.schema(tool, parameter)
         if schema is None:
             return text, (ParseNote.UNDECLARED_PARAMETER,) if tool in self else ()
@@ -79,7 +80,7 @@ class ToolSchemas:
         if kind is None or ("string" in types and kind in ("boolean", "integer", "number")):
             return text, () if "string" in types else (ParseNote.VALUE_UNTYPED,)
         literal = text.strip() in _PYTHON or kind.endswith("python")
-        return value, (ParseNote.PYTHON_LITERAL,) if literal else ()
+        return value, (ParseNote.PYTHON_LITERAL,) if literal and not python else ()
 
     def _types(self, schema: Mapping[str, Any], tool: str) -> set[str]:
         """The JSON types that a schema takes; empty where it does not say."""
@@ -140,7 +141,7 @@ def _read(text: str, types: set[str]) -> tuple[Any, str | None]:
     if text in _WORDS:
         kind, value = _WORDS[text]
         return (value, kind) if kind in types else (None, None)
-    if types & {"integer", "number"} and (match := _NUMBER.fullmatch(text)):
+    if types & {"integer", "number"} and (match := NUMBER.fullmatch(text)):
         number = json.loads(match.group())
         whole = _INTEGER.fullmatch(text) is not None or (isfinite(number) and number == int(number))
         if isfinite(number) and (whole or "number" in types):
@@ -149,8 +150,10 @@ def _read(text: str, types: set[str]) -> tuple[Any, str | None]:
     if wanted is None or wanted not in types:
         return None, None
     try:
-        return json.loads(text, parse_constant=_refuse), wanted
-    except (ValueError, RecursionError):
+        return whole_value(text).value, wanted
+    except NotMembers:
+        return None, None
+    except NotJson:
         pass
     try:
         value = ast.literal_eval(text)
@@ -158,7 +161,3 @@ def _read(text: str, types: set[str]) -> tuple[Any, str | None]:
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         return None, None
     return (value, f"{wanted} python") if isinstance(value, list | dict) else (None, None)
-
-
-def _refuse(name: str) -> None:
-    raise ValueError(name)

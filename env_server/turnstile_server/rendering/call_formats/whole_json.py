@@ -12,7 +12,8 @@ import re
 
 from turnstile.models import ParseStatus, ToolCall
 from turnstile_server.rendering.call_formats.base import BaseFormat
-from turnstile_server.rendering.call_formats.json_text import NotJson, Value, call_of, checked, members_at, skip
+from turnstile_server.rendering.call_formats.checked_calls import call_of, checked
+from turnstile_server.rendering.call_formats.json_text import NotJson, Value, members_at, skip
 from turnstile_server.rendering.call_formats.protocol import Called, Opening, Segment, Shown, Unread
 from turnstile_server.rendering.call_formats.tool_schemas import ToolSchemas
 
