@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from conversation import TOOL, raw, turns, url
 from gate_support import says, staged
@@ -67,3 +69,23 @@ async def test_calls_and_late_system_text_stay_on_one_path(folder: Path, tmp_pat
         record = (await stage.control.get(f"/episodes/{episode['episode_id']}")).json()
         assert record["stats"]["parse"] == {"end_missing": 1}
         assert record["stats"]["cosmetic"] == {"system_as_user": 2}
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["read", "not-read"])
+async def test_what_is_not_exact_is_told_by_ready_and_by_the_doctor(
+    folder: Path, tmp_path: Path, known: bool
+) -> None:
+    if not known:
+        (folder / "chat_template.jinja").write_text(TEMPLATE.replace("{{ call.id", "<{{ call.function.name"))
+    async with staged(folder, tmp_path / "stage") as stage:
+        ready = (await stage.control.get("/ready")).json()
+    refused = (
+        "calls with tools are refused: no installed call format reads the calls that the chat template writes"
+    )
+    assert (refused in ready.get("model", [])) != known
+    command = [str(Path(sys.executable).with_name("turnstile")), "doctor", "--json", "--model", str(folder)]
+    checked = await anyio.run_process(command, check=False)
+    assert checked.returncode == (0 if known else 1), checked.stderr
+    findings = {finding["name"]: finding for finding in json.loads(checked.stdout)["findings"]}
+    assert findings["tool calls"]["text"] == ("kimi_k2" if known else "none can be offered")
+    assert "system_as_user" in findings["messages"]["text"]

@@ -119,6 +119,15 @@ def test_a_template_that_writes_no_calls_is_known_by_the_marks_of_its_instructio
     assert any("writes no calls" in sentence for sentence in subject.report.inexact)
 
 
+def test_a_template_that_takes_its_tools_by_another_name_shows_them(tiny_model: Path, tmp_path: Path) -> None:
+    """SmolLM3's."""
+    template = LOOP.replace("CALL", WRITTEN["hermes"]).replace("INSTRUCTIONS", "")
+    folder = make_folder(tiny_model, tmp_path / "model", template.replace("tools %}", "xml_tools %}"))
+    subject = create_renderer(folder, RenderingSettings())
+    assert subject.report.call_format == "hermes"
+    assert '"name": "bash"' in subject.decode(subject.render([USER], [BASH]).ids)
+
+
 def test_a_template_without_a_known_form_refuses_tools_and_says_so(made: Made) -> None:
     subject = made("<<{{ f.name }}: {{ f.arguments | tojson }}>>")
     assert subject.report.call_format is None

@@ -156,10 +156,10 @@ class EpisodeStats(Model):
     breaks: dict[str, int] = Field(default_factory=dict)
     """Turns that did not continue their history, by reason."""
     cosmetic: dict[str, int] = Field(default_factory=dict)
+    """Turns by kind of what stands in ``Turn.echo``."""
     parse: dict[str, int] = Field(default_factory=dict)
     """What was amiss in the calls that the model wrote: reasons for which an attempt went to the agent as text
     (``ParseStatus``), and liberties with which a call was read (``ParseNote``)."""
-    """Tolerated differences between a reply and how the agent sent it back, by kind."""
     weight_versions: dict[str, int] = Field(default_factory=dict)
     """``sampled_tokens`` by weight version, in the order in which the versions first sampled."""
 

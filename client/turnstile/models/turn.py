@@ -187,7 +187,8 @@ class TurnFacts(Model):
     thread: Thread | None = None
     """The conversation of this call by the agent's own headers."""
     echo: tuple[str, ...] = ()
-    """Cosmetic differences in how the agent sent the parent's reply back, by name."""
+    """Tolerated differences by name: how the agent sent the parent's reply back, and how its messages were written
+    because the chat template does not keep them as they are."""
     rerendered_tokens: int = 0
     """Prompt tokens rendered again because of a break (0 on an append-only path)."""
     step: int = Field(default=0, ge=0)

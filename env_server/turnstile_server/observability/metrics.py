@@ -52,7 +52,9 @@ class Metrics:
             "tokens_discarded", "Sampled tokens of failed or abandoned attempts, by reason.", "reason"
         )
         self._breaks = self._counter("breaks", "Calls that could not append, by reason.", "reason")
-        self._cosmetic = self._counter("cosmetic_edits", "Tolerated changes of our replies, by kind.", "kind")
+        self._cosmetic = self._counter(
+            "cosmetic_edits", "Tolerated changes of replies and messages, by kind.", "kind"
+        )
         self._low_share = self._counter(
             "low_trained_share_episodes", "Episodes that ended below episodes.trained_share_alert."
         )
