@@ -71,6 +71,35 @@ async def test_calls_and_late_system_text_stay_on_one_path(folder: Path, tmp_pat
         assert record["stats"]["cosmetic"] == {"system_as_user": 2}
 
 
+async def test_a_sampled_row_of_padding_is_counted_and_not_trained(tiny_model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model, folder)
+    config = json.loads((folder / "config.json").read_text())
+    padding = load_vocabulary(folder).tokenizer.get_vocab_size(with_added_tokens=True)
+    (folder / "config.json").write_text(json.dumps({**config, "vocab_size": padding + 64}))
+    async with staged(folder, tmp_path / "stage") as stage:
+        stage.engine.answers = [says([*stage.encode("Let"), padding, *stage.encode(" me.<|im_end|>")])]
+        stage.engine.answers.append(says(stage.encode("Done.<|im_end|>")))
+        episode = await stage.episode()
+        async with raw(episode) as client:
+            messages = [{"role": "user", "content": "go"}]
+            reply = (await client.post(url(episode), json={"model": "m", "messages": messages})).json()
+            said = reply["choices"][0]["message"]
+            assert said["content"] == "Let me."
+            messages += [said, {"role": "user", "content": "on"}]
+            await client.post(url(episode), json={"model": "m", "messages": messages})
+        first, second = await turns(stage, episode)
+        assert second["parent_id"] == first["turn_id"], "its ids stay on the path"
+        assert padding in first["completion_ids"]
+        at = f"/episodes/{episode['episode_id']}"
+        exported = (await stage.control.get(f"{at}/samples", headers={"accept": "application/json"})).json()
+        [untrained] = exported["untrained"]
+        assert (untrained["turn_id"], untrained["reason"]) == (first["turn_id"], "id_without_token")
+        stats = (await stage.control.get(at)).json()["stats"]
+        assert stats["parse"] == {"id_without_token": 1}
+        assert stats["untrained"] == {"id_without_token": len(first["completion_ids"])}
+
+
 @pytest.mark.parametrize("known", [True, False], ids=["read", "not-read"])
 async def test_what_is_not_exact_is_told_by_ready_and_by_the_doctor(
     folder: Path, tmp_path: Path, known: bool

@@ -80,6 +80,9 @@ class ParseNote(StrEnum):
     """No such tool was offered; the call was handed on."""
     OTHER_FORM = "other_form"
     """The call is written in another form of the same format."""
+    ID_WITHOUT_TOKEN = "id_without_token"
+    """No liberty with a call: an id was sampled that the tokenizer has no token for (a row with which a model's
+    vocabulary is padded). It is no text, and the turn is untrained by default."""
 
 
 class BreakAt(Model):

@@ -88,6 +88,8 @@ class Detokenizer:
         self._table = table
         self._control = table.control
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self.without_token = False
+        """An id came that no token has."""
 
     def feed(self, ids: Iterable[int]) -> list[Piece]:
         """Text between two control tokens is one piece, however many ids it has."""
@@ -98,7 +100,10 @@ class Detokenizer:
         for index in ids:
             control = control_of(index)
             if control is None:
-                run.append(known[index] if 0 <= index < count else b"")  # as the table does, without a call each
+                text_of = known[index] if 0 <= index < count else b""  # as the table does, without a call each
+                if not text_of:
+                    self.without_token = True
+                run.append(text_of)
                 continue
             text = self._utf8.decode(b"".join(run), final=True)
             self._utf8.reset()

@@ -28,7 +28,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from turnstile.models import Int32Array, Message, ParseStatus, ToolCall
+from turnstile.models import Int32Array, Message, ParseNote, ParseStatus, ToolCall
 from turnstile_server.rendering.call_formats.protocol import Called, CallFormat, Segment, Shown, Thought
 from turnstile_server.rendering.call_formats.tool_schemas import ToolSchemas
 from turnstile_server.rendering.detokenizer import Detokenizer, Piece, StopFilter, TokenBytes, held_suffix
@@ -314,6 +314,8 @@ class TagReplyParser:
             tool_calls=tuple(self._tags.calls),
         )
         status, notes = tuple(self._tags.status), tuple(self._tags.notes)
+        if self._detokenizer.without_token:
+            notes = (*notes, ParseNote.ID_WITHOUT_TOKEN)
         return merged(deltas), ParsedReply(message, status, self._stop.matched, notes)
 
     def _parse(self, pieces: list[Piece]) -> list[Delta]:
