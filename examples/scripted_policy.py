@@ -32,7 +32,7 @@ from turnstile_server.errors import StartupError
 from turnstile_server.rendering.factory import create_renderer
 from turnstile_server.rendering.vocabulary import load_vocabulary
 from turnstile_server.settings import EngineSettings, RenderingSettings
-from turnstile_server.testing.policy import ChatFormat, chat_format
+from turnstile_server.testing.chat_format import ChatFormat
 
 HOST = "127.0.0.1"
 
@@ -86,7 +86,7 @@ async def scripted_policy(
 
 
 def _chat_format(model: Path) -> ChatFormat:
-    return chat_format(load_vocabulary(model), create_renderer(model, RenderingSettings()))
+    return ChatFormat(load_vocabulary(model), create_renderer(model, RenderingSettings()))
 
 
 async def run(arguments: argparse.Namespace) -> None:

@@ -27,7 +27,7 @@ from turnstile_server.errors import TurnstileError
 from turnstile_server.rendering.protocol import Renderer
 from turnstile_server.rendering.vocabulary import Vocabulary
 from turnstile_server.settings import Settings
-from turnstile_server.testing.policy import ChatFormat, chat_format
+from turnstile_server.testing.chat_format import ChatFormat
 from turnstile_server.testing.recording import Recording, RecordingProvider, counted
 from turnstile_server.testing.scripted_engine import ScriptedEngine
 
@@ -108,7 +108,7 @@ async def matrix_server(
         traffic: list[TrafficRecorder] = []
 
         def make_engine(vocabulary: Vocabulary, renderer: Renderer) -> TracedEngine:
-            return TracedEngine(policy, chat_format(vocabulary, renderer), renderer)
+            return TracedEngine(policy, ChatFormat(vocabulary, renderer), renderer)
 
         def observe(app: ASGIApp) -> ASGIApp:
             traffic.append(TrafficRecorder(app))

@@ -21,7 +21,7 @@ from aiohttp import web
 
 from scripted.script import Policy
 from turnstile_server.engines.embedded.stopping import StopRule
-from turnstile_server.testing.policy import ChatFormat
+from turnstile_server.testing.chat_format import ChatFormat
 
 MAX_BODY_BYTES = 1 << 30
 ABORTED: dict[str, object] = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}

@@ -105,7 +105,8 @@ def test_the_tool_doors_shell_is_for_agents_that_have_none() -> None:
 
 def scene(*messages: PromptMessage, tools: dict[str, Any] | None = None) -> PolicyInput:
     offered = tool("Bash", {"command": TEXT}) if tools is None else tools
-    return PolicyInput("", 0, offered, tuple(messages))
+    calls = sum(message.text.count("<tool_call>") for message in messages if message.role == "assistant")
+    return PolicyInput("", 0, offered, tuple(messages), calls_made=calls)
 
 
 def test_commands_are_run_in_order_by_what_the_prompt_shows_then_it_closes() -> None:

@@ -18,7 +18,8 @@ from turnstile_server.rendering.factory import create_renderer
 from turnstile_server.rendering.protocol import Renderer
 from turnstile_server.rendering.vocabulary import load_vocabulary
 from turnstile_server.settings import RenderingSettings
-from turnstile_server.testing.policy import FailedStep, Policy, PolicyInput, Step, ToolUse, chat_format
+from turnstile_server.testing.chat_format import ChatFormat
+from turnstile_server.testing.policy import FailedStep, Policy, PolicyInput, Step, ToolUse
 from turnstile_server.testing.scripted_engine import ScriptedEngine
 from waiting import wait_until
 
@@ -47,7 +48,7 @@ class EngineOfSteps:
         self.scenes: list[PolicyInput] = []
         vocabulary = load_vocabulary(model)
         self.engine = ScriptedEngine(
-            self._policy(says), chat_format(vocabulary, renderer), vocab_size=vocabulary.size, **options
+            self._policy(says), ChatFormat(vocabulary, renderer), vocab_size=vocabulary.size, **options
         )
 
     def _policy(self, says: tuple[Step | FailedStep, ...]) -> Policy:
@@ -262,8 +263,8 @@ async def test_a_model_with_another_call_format_is_refused_by_name(tiny_model: P
     config["chat_template"] = "{% for message in messages %}[{{ message.role }}] {{ message.content }}{% endfor %}"
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     vocabulary = load_vocabulary(tmp_path)
-    with pytest.raises(StartupError, match="<tool_call>"):
-        chat_format(vocabulary, create_renderer(tmp_path, RenderingSettings()))
+    with pytest.raises(StartupError, match="does not show a model its tools"):
+        ChatFormat(vocabulary, create_renderer(tmp_path, RenderingSettings()))
 
 
 async def test_a_prompt_of_a_hundred_thousand_tokens_is_read_whole(tiny_model: Path, renderer: Renderer) -> None:

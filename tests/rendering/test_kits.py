@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import unicodedata
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,16 @@ import pytest
 
 from model_kits import families
 from turnstile.models import Int32Array, Message, Tool, ToolCall
+from turnstile_server.errors import StartupError
 from turnstile_server.rendering.factory import create_renderer
 from turnstile_server.rendering.protocol import Bridge, PathEnd
 from turnstile_server.rendering.tags import opened_by
-from turnstile_server.rendering.template import TemplateRenderer, _ProbeReader
+from turnstile_server.rendering.template import TemplateRenderer
+from turnstile_server.rendering.vocabulary import load_vocabulary
+from turnstile_server.rendering.written_reply import written_reply
 from turnstile_server.settings import RenderingSettings
+from turnstile_server.testing.chat_format import ChatFormat
+from turnstile_server.testing.policy import Step
 
 pytestmark = pytest.mark.thorough
 
@@ -49,6 +55,19 @@ LOST = {
     "hermes-3": {"null", "opt-string", "opt-number-text", "opt-int"},
 }
 """Values that the template does not keep."""
+UNPLAYED = {
+    "apertus": "told apart",
+    "apriel-1.6": "no way that can be read",
+    "cohere2-moe": "no way that can be read",
+    "command-r7b": "no way that can be read",
+    "deepseek-v3.2": "told apart",
+    "gemma-4": "no way that can be read",
+    "gigachat-3.1": "no way that can be read",
+    "hermes-3": "no way that can be read",
+    "kimi-k3": "no way that can be read",
+    "lfm2": "writes no calls",
+}
+"""Models that no scripted policy plays: how each of them is refused."""
 
 
 @pytest.fixture(scope="module", params=sorted(set(families()) - set(WITHOUT_TOOLS)))
@@ -70,13 +89,8 @@ TOOLS = (tool("bash", command={"type": "string"}), tool("read", command={"type":
 
 def written(renderer: TemplateRenderer, message: Message, tools: Sequence[Tool]) -> tuple[str, Any]:
     """What the template writes for a reply, behind its opening, and the shield of what a caller wrote in it."""
-    template = renderer._template
-    prepared = template.prepare(template.stock([Message("user", "Hello"), message]), tools)
-    texts = [
-        prepared.shield.unescape(template.text(prepared.messages[:end], prepared.tools, prompt=prompt))
-        for end, prompt in ((2, False), (1, True), (1, False))
-    ]
-    return _ProbeReader._behind(*texts), prepared.shield
+    reply = written_reply(renderer._template, message, tools)
+    return reply.text, reply.shield
 
 
 def completion(renderer: TemplateRenderer, text: str, shield: Any, *, spelled: bool) -> list[int]:
@@ -191,3 +205,35 @@ def test_a_model_without_tools_says_so_at_start(name: str, kit: Callable[[str], 
     report = create_renderer(kit(name), RenderingSettings()).report
     assert report.call_format is None
     assert report.inexact[0].startswith("calls with tools are refused: ")
+
+
+def test_a_scripted_policy_plays_it_in_its_own_format(
+    subject: tuple[str, TemplateRenderer], kit: Callable[[str], Path]
+) -> None:
+    name, renderer = subject
+    vocabulary = load_vocabulary(kit(name))
+    if name in UNPLAYED:
+        with pytest.raises(StartupError, match=UNPLAYED[name]):
+            ChatFormat(vocabulary, renderer)
+        return
+    chat = ChatFormat(vocabulary, renderer)
+    prompt = renderer.render([Message("system", "Be good."), Message("user", "Count.")], TOOLS).ids
+    for turn in range(3):
+        scene = chat.read(prompt.tolist())
+        assert (scene.turn, scene.calls_made) == (turn, turn)
+        assert set(scene.tools) == {each.name for each in TOOLS}
+        step = Step(text="I look.", tool="bash", arguments={"command": f"  echo {turn} <|im_end|>\n"})
+        ids = np.array(chat.write(step, scene), dtype=np.int32)
+        parser = renderer.parser(TOOLS, prompt_tail=prompt[-64:])
+        parser.feed(ids)
+        reply = parser.finish()[1]
+        [call] = reply.message.tool_calls
+        assert (call.name, json.loads(call.arguments), reply.parse_notes) == ("bash", step.arguments, ())
+        said = replace(reply.message, tool_calls=(replace(call, id=f"call_{turn}"),))
+        result = Message("tool", "out", tool_call_id=f"call_{turn}")
+        bridge = renderer.bridge(PathEnd(prompt[-64:], ids, said, "stop"), [result], TOOLS)
+        assert isinstance(bridge, Bridge)
+        prompt = np.concatenate([prompt, ids, bridge.context_ids]).astype(np.int32)
+    parser = renderer.parser(TOOLS, prompt_tail=prompt[-64:])
+    parser.feed(chat.write(Step(text="Done."), chat.read(prompt.tolist())))
+    assert parser.finish()[1].message.content.strip() == "Done."

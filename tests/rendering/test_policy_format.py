@@ -15,7 +15,8 @@ from turnstile_server.errors import StartupError
 from turnstile_server.rendering.template import TemplateRenderer
 from turnstile_server.rendering.vocabulary import load_vocabulary
 from turnstile_server.settings import RenderingSettings
-from turnstile_server.testing.policy import Step, chat_format
+from turnstile_server.testing.chat_format import ChatFormat
+from turnstile_server.testing.policy import Step
 
 HISTORY = [
     Message(role="system", content="Be good."),
@@ -33,7 +34,7 @@ def test_scenes_are_read_and_steps_are_parsed_back(
 ) -> None:
     vocabulary = load_vocabulary(make_folder(tiny_model, tmp_path / "model", template))
     renderer = TemplateRenderer(vocabulary, RenderingSettings())
-    chat = chat_format(vocabulary, renderer)
+    chat = ChatFormat(vocabulary, renderer)
     prompt = renderer.render(HISTORY[:length], [BASH]).ids
     scene = chat.read(prompt.tolist())
     assert scene.prompt == renderer.decode(prompt)
@@ -53,14 +54,14 @@ def test_scenes_are_read_and_steps_are_parsed_back(
 def test_a_template_without_calls_is_refused_by_name(tiny_model: Path, tmp_path: Path) -> None:
     folder = make_folder(tiny_model, tmp_path / "model", LLAMA, added=LLAMA_TOKENS, eos="<|eot_id|>")
     vocabulary = load_vocabulary(folder)
-    with pytest.raises(StartupError, match="<tool_call> tags"):
-        chat_format(vocabulary, TemplateRenderer(vocabulary, RenderingSettings()))
+    with pytest.raises(StartupError, match="cannot play the model"):
+        ChatFormat(vocabulary, TemplateRenderer(vocabulary, RenderingSettings()))
 
 
 def test_a_template_that_shows_tools_by_name_only_is_refused_with_what_to_use_instead() -> None:
     folder = TINY
     vocabulary = load_vocabulary(folder)
-    with pytest.raises(StartupError, match="<tools> tags") as refused:
-        chat_format(vocabulary, TemplateRenderer(vocabulary, RenderingSettings()))
+    with pytest.raises(StartupError, match="shows tools in no way") as refused:
+        ChatFormat(vocabulary, TemplateRenderer(vocabulary, RenderingSettings()))
     assert str(folder) in refused.value.message
     assert "Leave out --model" in refused.value.message

@@ -28,7 +28,13 @@ MOST_FILES_OF_A_CALL = 25
 MOST_FILES_OF_AN_EPISODE = 20
 PATH = re.compile(r"`([\w/]+(?:\.py|/))`")
 STATION = re.compile(r"^\| \d+ \| `([\w/]+\.py)` \|", re.MULTILINE)
-SCRIPTED = {"testing/scripted_engine.py", "testing/policy.py", "engines/embedded/stopping.py"}
+SCRIPTED = {
+    "testing/scripted_engine.py",
+    "testing/policy.py",
+    "testing/chat_format.py",
+    "testing/shown_tools.py",
+    "engines/embedded/stopping.py",
+}
 """What stands for the engine where the test plays a call."""
 BESIDE = {
     f"episodes/{name}.py"

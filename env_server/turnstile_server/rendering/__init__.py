@@ -15,7 +15,8 @@ Reading order:
 - ``call_formats``: how models write tool calls; ``recognition``: which of the formats is a template's.
 - ``message_rules``: messages that a template does not keep in their place, and what is done about them.
 - ``reply_parser``: a completion to text, reasoning and calls.
-- ``template``, ``synthetic``, ``continuation``: the renderer for any Hugging Face chat template.
+- ``template``, ``synthetic``, ``continuation``: the renderer for any Hugging Face chat template;
+  ``written_reply``: what it writes for a reply.
 - ``model_report``: what a model folder can do, and what is not exact, for people.
 - ``traced_text``, ``traced_template``, ``marked_text``, ``bridge_traces``: what makes a continuation cheap where
   messages like the new ones were seen before.

@@ -218,6 +218,12 @@ class Renderer(Protocol):
         """
         ...
 
+    def encode_reply(self, message: Message, tools: Sequence[Tool]) -> Int32Array:
+        """int32: the ids with which the policy would have sampled the reply ``message``, as the chat template
+        writes one in a history, end token included. Thinking that the template writes for a reply without
+        reasoning is left out. Raises ModelCannotServe where the template refuses the reply."""
+        ...
+
     def decode(self, ids: Sequence[int] | Int32Array) -> str:
         """All ids as text, special tokens included. For people to read, never for rendering."""
         ...

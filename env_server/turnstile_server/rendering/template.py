@@ -31,19 +31,17 @@ from turnstile_server.rendering.encoder import TextEncoder, completion_ids
 from turnstile_server.rendering.message_rules import MessageRules, callers_texts, in_order, probe_rules
 from turnstile_server.rendering.model_report import model_report
 from turnstile_server.rendering.normalise import Prepared, Stock, own_ids, prepare, stock_message
-from turnstile_server.rendering.protocol import Bridge, CannotBridge, ModelReport, ParsedReply, PathEnd, Rendered
+from turnstile_server.rendering.protocol import Bridge, CannotBridge, ModelReport, PathEnd, Rendered
 from turnstile_server.rendering.recognition import PROBE_TOOLS, NotRecognised, Recognised, check, recognise
 from turnstile_server.rendering.reply_parser import TagReplyParser
 from turnstile_server.rendering.synthetic import Synthetic
-from turnstile_server.rendering.tags import THINKING_TAGS, find_tags, opened_by
+from turnstile_server.rendering.tags import find_tags, opened_by
 from turnstile_server.rendering.traced_template import TracedTemplate
 from turnstile_server.rendering.vocabulary import Vocabulary
+from turnstile_server.rendering.written_reply import HELLO, ProbeReader, written_reply
 from turnstile_server.settings import RenderingSettings
 
 BACKEND = "template/2"
-_HELLO = Message("user", "Hello")
-_OPENING_CHARS = 100
-"""Of the opening of a reply, in which a template may open or close thinking."""
 
 
 class ChatTemplate:
@@ -71,7 +69,7 @@ class ChatTemplate:
         self._calls: CallFormat | None = None
         self._no_tools: list[Any] | None = None
         try:
-            self.text(self.stock([_HELLO]), [], prompt=True)
+            self.text(self.stock([HELLO]), [], prompt=True)
         except InvalidRequest:
             self._no_tools = []  # Hermes 3's reads them in any case
 
@@ -130,7 +128,7 @@ class TemplateRenderer:
         self._table = TokenBytes(vocabulary)
         self._template = ChatTemplate(vocabulary, settings, self._encoder)
         try:
-            self._template.text(self._template.stock([_HELLO]), [], prompt=True)
+            self._template.text(self._template.stock([HELLO]), [], prompt=True)
         except InvalidRequest as error:
             raise StartupError(
                 f"the chat template of {vocabulary.path} cannot render one user message: {error}"
@@ -196,7 +194,7 @@ class TemplateRenderer:
         """The call format that ``rendering.call_format`` names, or that of the template."""
         if settings.call_format == "none":
             return NotRecognised("rendering.call_format = none")
-        reader = _ProbeReader(self._vocabulary, self._template, self._encoder, self._table)
+        reader = ProbeReader(self._vocabulary, self._template, self._encoder, self._table)
         if settings.call_format == "auto":
             return recognise(reader, installed_formats())
         return check(reader, named_format(settings.call_format))
@@ -215,9 +213,9 @@ class TemplateRenderer:
     def _thinking_shown(self) -> str:
         """A prompt, and a reply with reasoning: where templates put thinking tags together from variables."""
         thoughtful = Message("assistant", "text", reasoning="thought")
-        shown = self._template.text(self._template.stock([_HELLO]), [], prompt=True)
+        shown = self._template.text(self._template.stock([HELLO]), [], prompt=True)
         try:
-            return shown + self._template.text(self._template.stock([_HELLO, thoughtful]), [], prompt=False)
+            return shown + self._template.text(self._template.stock([HELLO, thoughtful]), [], prompt=False)
         except InvalidRequest:
             return shown
 
@@ -271,73 +269,20 @@ class TemplateRenderer:
     def encode_completion(self, text: str, *, close: bool = True) -> Int32Array:
         return completion_ids(self._encoder, text, self._stop_ids, self._close if close else None)
 
+    def encode_reply(self, message: Message, tools: Sequence[Tool]) -> Int32Array:
+        reply = written_reply(self._template, message, tools)
+        text = reply.text
+        if self._tags.think is not None and not message.reasoning:
+            opening, closing = (tag.strip() for tag in self._tags.think)
+            before, closed, after = text.partition(closing)
+            if closed and not before.replace(opening, "").strip():
+                text = after.lstrip("\n")
+        ids = self._encoder.encode(text, reply.shield, after=self._encoder.anchor_id).ids
+        end = next((place for place, index in enumerate(ids) if index in self._stop_ids), None)
+        return np.array([*ids, self._close] if end is None else ids[: end + 1], dtype=np.int32)
+
     def decode(self, ids: Sequence[int] | Int32Array) -> str:
         return str(self._vocabulary.tokenizer.decode([int(index) for index in ids], skip_special_tokens=False))
-
-
-class _ProbeReader:
-    """Reads back what a template writes: the ``Reader`` of ``recognition``."""
-
-    def __init__(
-        self, vocabulary: Vocabulary, template: ChatTemplate, encoder: TextEncoder, table: TokenBytes
-    ) -> None:
-        self._vocabulary = vocabulary
-        self._template = template
-        self._encoder = encoder
-        self._table = table
-
-    def writes_calls(self, message: Message, tools: Sequence[Tool]) -> bool:
-        specs = [dict(tool.spec) for tool in tools]
-        history = self._template.stock([_HELLO, message])
-        name = message.tool_calls[0].name
-        before, whole = (self._template.text(history[:end], specs, prompt=False) for end in (1, 2))
-        return whole.count(name) > before.count(name)
-
-    def has_token(self, literal: str) -> bool:
-        return literal in self._encoder.control.by_text
-
-    def prompt_text(self, tools: Sequence[Tool]) -> str:
-        user = self._template.stock([_HELLO])
-        return self._template.text(user, [dict(tool.spec) for tool in tools], prompt=True)
-
-    def shows_tools(self, tools: Sequence[Tool]) -> bool:
-        return self.prompt_text(tools) != self.prompt_text(())
-
-    def read_back(self, message: Message, tools: Sequence[Tool], call_format: CallFormat) -> ParsedReply:
-        template = self._template.writing(call_format)
-        specs = [dict(tool.spec) for tool in tools]
-        history = template.stock([_HELLO, message])
-        whole = template.text(history, specs, prompt=False)
-        opened = template.text(history[:1], specs, prompt=True)
-        written = self._behind(whole, opened, template.text(history[:1], specs, prompt=False))
-        tags = find_tags(self._vocabulary, call_format, opened + whole)
-        stop_ids = frozenset(self._vocabulary.stop_ids)
-        ids = self._encoder.encode(written, after=self._encoder.anchor_id).ids
-        end = next((place + 1 for place, index in enumerate(ids) if index in stop_ids), len(ids))
-        parser = TagReplyParser(
-            self._table,
-            tags,
-            ToolSchemas(tools),
-            thinking=tags.think is not None and written.lstrip().startswith(tags.think[1]),
-            stop=(),
-            stop_ids=stop_ids,
-            parse_calls=True,
-        )
-        parser.feed(ids[:end])
-        return parser.finish()[1]
-
-    @staticmethod
-    def _behind(whole: str, opened: str, before: str) -> str:
-        """What ``whole`` has behind the opening of a reply. The prompt may have opened thinking, or have closed it
-        at once, where a reply without thinking does not. Raises InvalidRequest where the template shows no
-        place."""
-        places = [opened.rfind(tag, len(opened) - _OPENING_CHARS) for pair in THINKING_TAGS for tag in pair]
-        for end in sorted((len(opened), *(place for place in places if place >= 0)), reverse=True):
-            if whole.startswith(opened[:end]):
-                return whole[end:]
-        if whole.startswith(before):
-            return whole[len(before) :]
-        raise InvalidRequest("the chat template does not show where a reply begins")
 
 
 def reasoning_key(sources: Iterable[str]) -> str:

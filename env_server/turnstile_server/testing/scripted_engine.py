@@ -29,7 +29,8 @@ from turnstile_server.engines.protocol import (
     EngineState,
 )
 from turnstile_server.errors import EngineRefused, EngineUnavailable
-from turnstile_server.testing.policy import ChatFormat, FailedStep, Policy, Step
+from turnstile_server.testing.chat_format import ChatFormat
+from turnstile_server.testing.policy import FailedStep, Policy, Step
 
 MADE_UP = -0.5
 WEIGHTS = "scripted"

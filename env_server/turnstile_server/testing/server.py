@@ -37,7 +37,8 @@ from turnstile_server.http.listeners import Listener, bind, url_of
 from turnstile_server.rendering.protocol import Renderer
 from turnstile_server.rendering.vocabulary import Vocabulary
 from turnstile_server.settings import Settings
-from turnstile_server.testing.policy import Policy, chat_format
+from turnstile_server.testing.chat_format import ChatFormat
+from turnstile_server.testing.policy import Policy
 from turnstile_server.testing.recording import AgentRequest, Recording, RecordingProvider, counted
 from turnstile_server.testing.scripted_engine import CHUNK_TOKENS, ScriptedEngine
 
@@ -190,7 +191,7 @@ async def scripted_server(
     recording = recording or Recording()
 
     def make_engine(vocabulary: Vocabulary, renderer: Renderer) -> ScriptedEngine:
-        chat = chat_format(vocabulary, renderer)
+        chat = ChatFormat(vocabulary, renderer)
         return ScriptedEngine(
             policy, chat, vocab_size=vocabulary.size, chunk_tokens=chunk_tokens, chunk_pause_s=chunk_pause_s
         )
