@@ -259,7 +259,7 @@ def test_a_template_whose_tools_cannot_be_read_is_an_error_of_usage_before_anyth
     (tmp_path / "x.yaml").write_text("{name: x, version: '1', summary: s, command: [x], install: {pip: [./none]}}")
     done = doctor(TINY, "x", "--agent-specs", str(tmp_path))
     assert (done.returncode, done.stdout) == (2, "")
-    assert "<tools> tags" in done.stderr
+    assert "shows tools in no way" in done.stderr
     assert "Leave out --model" in done.stderr
 
 

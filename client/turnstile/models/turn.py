@@ -82,7 +82,7 @@ class ParseNote(StrEnum):
     """The call is written in another form of the same format."""
     ID_WITHOUT_TOKEN = "id_without_token"
     """No liberty with a call: an id was sampled that the tokenizer has no token for (a row with which a model's
-    vocabulary is padded). It is no text, and the turn is untrained by default."""
+    vocabulary is padded). It is no text, stays on the path, and is trained with its turn."""
 
 
 class BreakAt(Model):

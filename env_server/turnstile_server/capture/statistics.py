@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from turnstile.models import EpisodeStats, ParseNote, ParseStatus, Turn, Untrained
+from turnstile.models import EpisodeStats, ParseStatus, Turn, Untrained
 from turnstile_server.capture.node import Node
 from turnstile_server.capture.provenance import Origin, auxiliary_roots, origins, start
 
@@ -40,8 +40,6 @@ def own_reason(turn: Turn) -> str | None:
         return "constrained"
     if turn.sampling.temperature == 0:
         return "greedy"
-    if ParseNote.ID_WITHOUT_TOKEN in turn.parse_notes:
-        return ParseNote.ID_WITHOUT_TOKEN.value
     return None
 
 
