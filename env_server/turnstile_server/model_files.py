@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING
+from threading import Thread
+from typing import TYPE_CHECKING, Final
 
 from turnstile_server.engines.registry import NO_ENGINE, check_kind
 from turnstile_server.engines.tokenizer_probe import TokenizerProbe, make_probe
@@ -15,6 +17,10 @@ from turnstile_server.settings import RenderingSettings, Settings
 
 if TYPE_CHECKING:
     from turnstile_server.rendering.vocabulary import Vocabulary
+
+MOST_PROBING_S: Final = 300.0
+"""In which a chat template renders the conversations that are tried at start. The largest vocabularies take some
+20 s."""
 
 
 def model_folder(settings: Settings) -> Path | None:
@@ -34,12 +40,33 @@ def model_folder(settings: Settings) -> Path | None:
     return settings.model
 
 
-def load_renderer(model_dir: Path, settings: RenderingSettings) -> tuple[Vocabulary, Renderer]:
+def load_renderer(
+    model_dir: Path, settings: RenderingSettings, *, most_s: float = MOST_PROBING_S
+) -> tuple[Vocabulary, Renderer]:
+    """The folder's tokenizer and chat template. Raises StartupError where they cannot be used, and where the
+    template still renders its first short conversations after ``most_s``."""
     # Imported here, in a thread and with a model only: transformers takes a second and more.
-    from turnstile_server.rendering.factory import create_renderer  # noqa: PLC0415
+    from turnstile_server.rendering.template import TemplateRenderer  # noqa: PLC0415
     from turnstile_server.rendering.vocabulary import load_vocabulary  # noqa: PLC0415
 
-    return load_vocabulary(model_dir), create_renderer(model_dir, settings)
+    vocabulary = load_vocabulary(model_dir)
+    made: Future[Renderer] = Future()
+
+    def make() -> None:
+        try:
+            made.set_result(TemplateRenderer(vocabulary, settings))
+        except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+            made.set_exception(error)
+
+    # A daemon: the process ends although a template that loops never gives its thread back.
+    Thread(target=make, name="chat template", daemon=True).start()
+    try:
+        return vocabulary, made.result(most_s)
+    except TimeoutError:
+        raise StartupError(
+            f"the chat template of {model_dir} still renders short conversations after {most_s:.0f} s: it seems "
+            "to loop for ever"
+        ) from None
 
 
 def tokenizer_probe(vocabulary: Vocabulary) -> TokenizerProbe:

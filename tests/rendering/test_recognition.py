@@ -151,6 +151,40 @@ def test_a_form_that_is_named_is_used_and_checked(made: Made) -> None:
         made(WRITTEN["hermes"], call_format="nothing")
 
 
+@pytest.mark.parametrize(
+    ("call", "calls", "left_out"),
+    [
+        ("", 1, {"calls_left_out"}),
+        ("{% if loop.first %}" + WRITTEN["hermes"] + "{% endif %}", 2, {"calls_left_out"}),
+        ("{% if loop.first %}" + WRITTEN["hermes"] + "{% endif %}", 1, set()),
+        (WRITTEN["hermes"], 2, set()),
+    ],
+    ids=["writes-none", "writes-the-first", "one", "writes-all"],
+)
+def test_what_a_template_leaves_out_of_earlier_replies_is_counted(
+    made: Made, call: str, calls: int, left_out: set[str]
+) -> None:
+    subject = made(call, "Write calls between <tool_call> and </tool_call>.")
+    made_calls = tuple(ToolCall("bash", "{}", f"call_{index}") for index in range(calls))
+    results = [Message("tool", "out", tool_call_id=each.id) for each in made_calls]
+    history = [USER, Message("assistant", "Look.", tool_calls=made_calls), *results]
+    assert subject.render(history, [BASH]).rewritten == left_out
+    assert subject.render([USER], [BASH]).rewritten == frozenset()
+
+
+def test_text_that_a_template_leaves_out_beside_a_call_is_counted(tiny_model: Path, tmp_path: Path) -> None:
+    silent = LOOP.replace(
+        "{{ message.content }}", "{% if not message.tool_calls %}{{ message.content }}{% endif %}"
+    )
+    template = silent.replace("CALL", WRITTEN["hermes"]).replace("INSTRUCTIONS", "")
+    subject = create_renderer(make_folder(tiny_model, tmp_path / "model", template), RenderingSettings())
+    calls = (ToolCall("bash", "{}", "call_0"),)
+    result = Message("tool", "out", tool_call_id="call_0")
+    for text, counted in (("Look.", {"text_beside_call"}), ("", set())):
+        history = [USER, Message("assistant", text, tool_calls=calls), result]
+        assert subject.render(history, [BASH]).rewritten == counted
+
+
 def test_an_opening_that_the_vocabulary_splits_is_told(made: Made) -> None:
     subject = made(WRITTEN["minimax_m2"])
     assert any("<minimax:tool_call> is no token" in sentence for sentence in subject.report.inexact)

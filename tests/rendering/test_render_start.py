@@ -107,3 +107,18 @@ def test_a_renderer_does_not_load_torch(tiny_model: Path) -> None:
         "assert 'torch' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code, str(tiny_model)], check=True)
+
+
+def test_a_template_that_loops_for_ever_is_told_and_the_process_ends(tiny_model: Path, tmp_path: Path) -> None:
+    loops = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    folder = make_folder(tiny_model, tmp_path / "model", loops + HERMES)
+    program = (
+        "import sys; from pathlib import Path; from turnstile_server.model_files import load_renderer\n"
+        "from turnstile_server.settings import RenderingSettings\n"
+        "load_renderer(Path(sys.argv[1]), RenderingSettings(), most_s=1)"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program, str(folder)], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert ended.returncode == 1
+    assert "it seems to loop for ever" in ended.stderr

@@ -40,6 +40,11 @@ class Rewritten(StrEnum):
     SYSTEM_AS_USER = "system_as_user"
     USERS_JOINED = "users_joined"
     USER_BEHIND_RESULT = "user_behind_result"
+    CALLS_LEFT_OUT = "calls_left_out"
+    """Of an earlier reply, rendered anew: the template writes no calls, or only the first of several."""
+    TEXT_BESIDE_CALL = "text_beside_call"
+    """Of an earlier reply, rendered anew: the template leaves out the text beside a call, or takes it for
+    reasoning."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from turnstile.models import Message, Tool, ToolCall
 from turnstile_server.errors import InvalidRequest
 from turnstile_server.rendering.call_formats.protocol import CallFormat
 from turnstile_server.rendering.call_formats.registry import NamedFormat
+from turnstile_server.rendering.message_rules import Rewritten
 from turnstile_server.rendering.protocol import ParsedReply
 
 _LOG = logging.getLogger(__name__)
@@ -69,6 +70,8 @@ def _numbered(*calls: ToolCall) -> tuple[ToolCall, ...]:
     return tuple(ToolCall(call.name, call.arguments, f"call_{index}") for index, call in enumerate(calls))
 
 
+SEVERAL_CALLS = "two calls in one reply"
+TEXT_BESIDE_CALL = "text before a call"
 PLAIN = Probe("a call", _numbered(_call("probe_call", text="ls -la")))
 PROBES = (
     Probe("white space around a string", _numbered(_call("probe_call", text="  a\n    b\n"))),
@@ -86,8 +89,8 @@ PROBES = (
     Probe("an object", _numbered(_call("probe_call", table={"k": [1, {"n": None}], "z": False}))),
     Probe("two parameters", _numbered(_call("probe_call", text="a", count=2))),
     Probe("a call without arguments", _numbered(_call("probe_call"))),
-    Probe("two calls in one reply", _numbered(_call("probe_call", text="a"), _call("probe_more", text="b"))),
-    Probe("text before a call", _numbered(_call("probe_call", text="a")), "Let me look."),
+    Probe(SEVERAL_CALLS, _numbered(_call("probe_call", text="a"), _call("probe_more", text="b"))),
+    Probe(TEXT_BESIDE_CALL, _numbered(_call("probe_call", text="a")), "Let me look."),
 )
 
 
@@ -124,6 +127,17 @@ class Recognised:
     format: NamedFormat
     lost: tuple[str, ...] = ()
     written: bool = True
+
+    def left_out(self, messages: Sequence[Message]) -> frozenset[Rewritten]:
+        """What the template does not write of the replies in a history."""
+        found: set[Rewritten] = set()
+        for message in messages:
+            calls = len(message.tool_calls)
+            if calls and (not self.written or (calls > 1 and SEVERAL_CALLS in self.lost)):
+                found.add(Rewritten.CALLS_LEFT_OUT)
+            if calls and message.content.strip() and TEXT_BESIDE_CALL in self.lost:
+                found.add(Rewritten.TEXT_BESIDE_CALL)
+        return frozenset(found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -242,6 +242,8 @@ class TemplateRenderer:
             # The fences may change what the template writes; then the text without them stands.
             if prepared.fenced.unfenced(fenced) == text:
                 text, shield = fenced, prepared.fenced.shield
+        if isinstance(self._calls, Recognised):
+            rewritten |= self._calls.left_out(arranged)
         encoded = self._encoder.encode(text, shield, most=most)
         return Rendered(np.array(encoded.ids, dtype=np.int32), encoded.tokenized_bytes, rewritten)
 
