@@ -184,3 +184,32 @@ CHATML_FAMILY = {
     "ascii": ASCII,
     "opens_thinking": OPENS_THINKING,
 }
+
+HARMONY_TOKENS = ["<|start|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>", "<|channel|>", "<|constrain|>"]
+HARMONY = """{% if tools %}<|start|>developer<|message|>{% for tool in tools %}// {{ tool.function.description }}
+type {{ tool.function.name }} = (_: {
+{% for k in tool.function.parameters.properties %}{{ k }}: string,
+{% endfor %}}) => any;
+{% endfor %}<|end|>{% endif %}{% for m in messages %}{% if m.role == 'tool' %}<|start|>functions.bash to=assistant{{
+'<|channel|>commentary<|message|>' }}{{ m.content | tojson }}<|end|>{% elif m.tool_calls %}<|start|>assistant to=functions.{{
+m.tool_calls[0].function.name }}<|channel|>commentary json<|message|>{{ m.tool_calls[0].function.arguments | tojson
+}}<|call|>{% elif m.role == 'assistant' %}<|start|>assistant<|channel|>final<|message|>{{ m.content }}<|end|>{%
+else %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endif %}{% endfor %}{% if add_generation_prompt
+%}<|start|>assistant{% endif %}"""
+"""gpt-oss: text is marked up, tools are types."""
+
+MISTRAL_TOKENS = [
+    "<s>",
+    "</s>",
+    "[INST]",
+    "[/INST]",
+    "[TOOL_CALLS]",
+    "[ARGS]",
+    "[TOOL_RESULTS]",
+    "[/TOOL_RESULTS]",
+]
+MISTRAL = """<s>{% for m in messages %}{% if m.role == 'user' %}{% if tools and loop.first %}{{ tools | tojson
+}}{% endif %}[INST] {{ m.content }}[/INST]{% elif m.role == 'tool' %}[TOOL_RESULTS]{{ m.content }}[/TOOL_RESULTS]{% elif
+m.role == 'assistant' %}{{ m.content }}{% for c in m.tool_calls or [] %}[TOOL_CALLS]{{ c.function.name }}[ARGS]{{
+c.function.arguments | tojson }}{% endfor %}</s>{% else %}{{ m.content }}{% endif %}{% endfor %}"""
+"""Mistral: the model's turn goes on behind a tool's result."""

@@ -1,7 +1,6 @@
 """The calls that models write, well and badly formed, in every format: read in the one way there is, or text.
 
-``call_battery.json`` has the replies with what is right for each; what SGLang and vLLM make of them is in
-docs/models.md.
+``call_battery.json`` has the replies with what is right for each.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from hypothesis import strategies as st
 
 from products import examples
 from turnstile.models import ParseNote, ParseStatus, Tool, ToolCall
+from turnstile_server.rendering.call_formats.base import MOST_UNREAD
 from turnstile_server.rendering.call_formats.registry import installed_formats, named_format
 from turnstile_server.rendering.call_formats.tool_schemas import ToolSchemas
 from turnstile_server.rendering.detokenizer import Piece
@@ -233,6 +233,22 @@ def test_a_reply_that_repeats_a_piece_of_a_call_is_read_once(name: str) -> None:
     for written in {case["text"] for case in BATTERY["replies"] if case["format"] == name}:
         for piece in {written[: len(written) * part // 8] for part in range(2, 8)}:
             read(name, [piece * (50_000 // len(piece))])
+
+
+@pytest.mark.parametrize(("amiss", "calls"), [(MOST_UNREAD - 1, 1), (MOST_UNREAD, 0)])
+def test_behind_many_attempts_that_cannot_be_read_the_rest_is_text(amiss: int, calls: int) -> None:
+    right = '{"name": "bash", "arguments": {"command": "ls"}}'
+    hermes = "<tool_call>{]</tool_call>" * amiss + f"<tool_call>{right}</tool_call>"
+    assert len(read("hermes", [hermes]).calls) == calls
+    one = "<|channel|>commentary to=functions.bash<|message|>{}<|call|>"
+    assert len(read("harmony", [one.replace("{}", "{]") * amiss + one]).calls) == calls
+
+
+@pytest.mark.parametrize(("ends", "calls"), [(19, 1), (20, 0)])
+def test_a_list_is_tried_up_to_a_number_of_closing_marks(ends: int, calls: int) -> None:
+    marks = "<|tool_call_end|>" * ends
+    text = f'<|tool_call_start|>[bash(command="{marks}")]<|tool_call_end|>'
+    assert len(read("lfm2", [text]).calls) == calls
 
 
 def test_many_parameters_that_are_not_closed_are_read_once() -> None:

@@ -51,8 +51,8 @@ class ParseStatus(StrEnum):
 
 
 class ParseNote(StrEnum):
-    """A liberty with which a call was read: it could be read in one way only, and was not written as it should
-    be."""
+    """What is to be known of how a reply was read: mostly a liberty with a call that could be read in one way
+    only, and was not written as it should be."""
 
     END_MISSING = "end_missing"
     """The last tag is missing, before the next call or at the end of the reply."""

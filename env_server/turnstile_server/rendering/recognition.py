@@ -110,7 +110,7 @@ class Reader(Protocol):
         ...
 
     def writes_calls(self, message: Message, tools: Sequence[Tool]) -> bool:
-        """True where the rendering of ``message`` names the tool that it calls."""
+        """True where ``message`` is rendered otherwise than without its calls."""
         ...
 
     def has_token(self, literal: str) -> bool:

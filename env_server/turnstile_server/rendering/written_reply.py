@@ -6,7 +6,7 @@ A reply's text is what the template writes behind the opening of its turn, in a 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from turnstile.models import Message, Tool
@@ -79,10 +79,11 @@ class ProbeReader:
 
     def writes_calls(self, message: Message, tools: Sequence[Tool]) -> bool:
         specs = [dict(tool.spec) for tool in tools]
-        history = self._template.stock([HELLO, message])
-        name = message.tool_calls[0].name
-        before, whole = (self._template.text(history[:end], specs, prompt=False) for end in (1, 2))
-        return whole.count(name) > before.count(name)
+        with_calls, without = (
+            self._template.text(self._template.stock([HELLO, each]), specs, prompt=False)
+            for each in (message, replace(message, tool_calls=()))
+        )
+        return with_calls != without
 
     def has_token(self, literal: str) -> bool:
         return literal in self._encoder.control.by_text

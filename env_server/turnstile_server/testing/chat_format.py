@@ -53,7 +53,7 @@ class ChatFormat:
             self._thinking = find_tags(vocabulary, None, self.decode(self._rendered(_ASKS))).think
             self._learn_messages()
             self._learn_calls()
-            self._learn_tools()
+            self._tools, self._first_only = self._learn_tools()
             self._check()
         except InvalidRequest as error:
             raise StartupError(
@@ -96,15 +96,15 @@ class ChatFormat:
             self._openers |= set(controls[ends[0] + 1 :][:1] if ends else controls[-1:])
         self._goes_on = self._own_opening not in self._literal(text.partition(_RESULT.content)[2])
 
-    def _learn_tools(self) -> None:
+    def _learn_tools(self) -> tuple[Callable[[str], ShownTools], bool]:
         """How the template shows tools, and whether they stand in the first message alone."""
         shown = [self._shown(piece) for piece in self._pieces(self._rendered(_ASKS, tools=[PROBE]))]
-        self._tools: Callable[[str], ShownTools]
-        for self._first_only in (True, False):
-            for self._tools in WAYS:
-                found = self._tools(self._offering(shown)).get(PROBE.name, {})
+        for first_only in (True, False):
+            text = _offering(shown, first_only=first_only)
+            for way in WAYS:
+                found = way(text).get(PROBE.name, {})
                 if "command" in found.get("parameters", {}).get("properties", ()):
-                    return
+                    return way, first_only
         raise InvalidRequest("the chat template shows tools in no way that can be read")
 
     def _check(self) -> None:
@@ -119,7 +119,7 @@ class ChatFormat:
         pieces = self._pieces(ids)
         shown = [self._shown(piece) for piece in pieces]
         own = [message.role == OWN_ROLE for message in shown]
-        tools = self._tools(self._offering(shown))
+        tools = self._tools(_offering(shown, first_only=self._first_only))
         turn = sum(mine and not before for mine, before in zip(own, [False, *own], strict=False))
         if self._goes_on:
             turn += sum(message.role == "tool" for message in shown)
@@ -195,12 +195,6 @@ class ChatFormat:
                 return body.removesuffix(close)
         return text
 
-    def _offering(self, messages: Sequence[PromptMessage]) -> str:
-        """The text in which tools may be shown."""
-        if self._first_only:
-            return messages[0].text if messages else ""
-        return "\n".join(message.text for message in messages if message.role not in (OWN_ROLE, "tool"))
-
     def write(self, step: Step, call: PolicyInput) -> list[int]:
         """The ids of the completion ``step`` of ``call``; they end the model's turn."""
         said = self._thought(step.reasoning, call.prompt) + step.text
@@ -264,6 +258,13 @@ class ChatFormat:
             if index not in self._closers:
                 return index, self._literal(marked[marked.index(self._stand_ins[index]) :])
         raise InvalidRequest("the chat template opens its messages with no control token")
+
+
+def _offering(messages: Sequence[PromptMessage], *, first_only: bool) -> str:
+    """The text in which tools may be shown."""
+    if first_only:
+        return messages[0].text if messages else ""
+    return "\n".join(message.text for message in messages if message.role not in (OWN_ROLE, "tool"))
 
 
 def _offered(tools: ShownTools) -> list[Tool]:

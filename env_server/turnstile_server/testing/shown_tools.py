@@ -17,7 +17,7 @@ ShownTools = Mapping[str, Mapping[str, Any]]
 _LIST = re.compile(r".*<tools>\n(.*?)(?:\n</tools>|$)", re.DOTALL)
 _ELEMENT = re.compile(r"<function>\s*<name>(.*?)</name>(.*?)</function>", re.DOTALL)
 _PARAMETER = re.compile(r"<parameter>\s*<name>(.*?)</name>(.*?)</parameter>", re.DOTALL)
-_TYPE = re.compile(r"((?://[^\n]*\n)*)type ([\w.-]+) = \(_: \{\n(.*?)\n?\}\) => any;", re.DOTALL)
+_TYPE = re.compile(r"^type ([\w.-]+) = \(_: \{\n(.*?)\n?\}\) => any;", re.DOTALL | re.MULTILINE)
 _FIELD = re.compile(r"^([\w.-]+)(\??): (.+?),?(?: *//.*)?$", re.MULTILINE)
 
 
@@ -51,17 +51,26 @@ def element_tools(text: str) -> ShownTools:
 def typescript_tools(text: str) -> ShownTools:
     """``type NAME = (_: {…}) => any;`` with the description in comments before it."""
     tools = {}
-    for comments, name, body in _TYPE.findall(text):
-        fields = _FIELD.findall(body)
+    for found in _TYPE.finditer(text):
+        name, fields = found[1], _FIELD.findall(found[2])
         properties = {key: _typescript(kind) for key, _, kind in fields}
         required = [key for key, optional, _ in fields if not optional]
         schema = {"type": "object", "properties": properties, "required": required}
-        description = re.sub(r"^// ?", "", comments, flags=re.MULTILINE).strip()
+        description = _comment_before(text, found.start())
         tools[name] = {"name": name, "description": description, "parameters": schema}
     return tools
 
 
 WAYS: tuple[Callable[[str], ShownTools], ...] = (listed_tools, json_tools, element_tools, typescript_tools)
+
+
+def _comment_before(text: str, end: int) -> str:
+    """The lines of comment that end at ``end``, where a line begins."""
+    lines: list[str] = []
+    while end > 0 and text.startswith("//", start := text.rfind("\n", 0, end - 1) + 1):
+        lines.append(text[start + 2 : end - 1].strip())
+        end = start
+    return "\n".join(reversed(lines))
 
 
 def _typescript(kind: str) -> dict[str, Any]:
