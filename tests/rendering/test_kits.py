@@ -58,8 +58,6 @@ LOST = {
 UNPLAYED = {
     "apertus": "told apart",
     "apriel-1.6": "no way that can be read",
-    "cohere2-moe": "no way that can be read",
-    "command-r7b": "no way that can be read",
     "deepseek-v3.2": "told apart",
     "gemma-4": "no way that can be read",
     "gigachat-3.1": "no way that can be read",

@@ -18,7 +18,8 @@ def test_the_last_list_counts_and_lines_that_are_no_tools_do_not() -> None:
 
 def test_objects_are_tools_wherever_they_stand() -> None:
     listed = json.dumps([{"type": "function", "function": BASH}])
-    text = f'Write {{"name": function name}}. {{"a": {{"b": 1}}}} {listed}{{'
+    example = '{"name": "tool_name", "arguments": {"key": "value"}}'
+    text = f'Write {{"name": function name}} as {example}. {{"a": {{"b": 1}}}} {listed}{{'
     assert json_tools(text) == {"bash": BASH}
 
 

@@ -207,8 +207,9 @@ class ChatFormat:
         )
         tools = _offered(call.tools)
         if self._framed and not by_hand:
+            closed = "" if step.reasoning else self._thought("", call.prompt)
             message = Message(OWN_ROLE, step.text, reasoning=step.reasoning or None, tool_calls=calls)
-            return self._reply(message, tools)
+            return self._ids(closed, close=False) + self._reply(message, tools)
         written = self._reply(Message(OWN_ROLE, "", tool_calls=calls), tools)
         if not self._says_before:
             said = said.removesuffix(step.text)

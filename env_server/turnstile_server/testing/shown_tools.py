@@ -117,9 +117,10 @@ def _named(values: Iterator[Any]) -> ShownTools:
 
 
 def _function(value: Any) -> Mapping[str, Any] | None:
-    """The function of a tool: the object itself, or its member ``function``."""
-    if not isinstance(value, dict):
+    """The function of a tool: the object itself, or its member ``function``. Examples of calls, which templates
+    show too, have a name and arguments alone."""
+    function = value.get("function", value) if isinstance(value, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         return None
-    function = value.get("function", value)
-    named = isinstance(function, dict) and isinstance(function.get("name"), str)
-    return function if named and isinstance(function.get("parameters", {}), dict) and len(function) > 1 else None
+    described = "description" in function or "parameters" in function
+    return function if described and isinstance(function.get("parameters", {}), dict) else None
