@@ -47,6 +47,8 @@ class Step:
     """What the delivery becomes before the last poll."""
     continues: int | None = None
     """Which earlier turn a broken root goes on from."""
+    padded: int = 0
+    """As many of its first ids have no token."""
 
 
 # Tilted to what decides reasons: few requests, many roots, side calls, replies that are quoted.
@@ -69,6 +71,7 @@ steps = st.builds(
     delivery=st.sampled_from(["written", "written", "lost", "pending"]),
     later=st.sampled_from([None, None, "written", "lost"]),
     continues=st.none() | st.integers(0, 6),
+    padded=st.sampled_from([0, 0, 0, 1, 3]),
 )
 
 
@@ -85,6 +88,7 @@ def turn_of(step: Step, number: int, seq: int, known: list[str]) -> Turn:
         context_ids=[0],
         completion_ids=[1] * step.tokens,
         logprobs=[-0.5] * step.tokens,
+        without_token=tuple(range(min(step.padded, step.tokens))),
         weight_spans=(Span(start=0, end=step.tokens, version="w"),),
         finish_reason="abort" if step.reason == "abort" else "stop",
         sampling=SamplingUsed(

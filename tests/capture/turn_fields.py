@@ -82,6 +82,7 @@ def turn_fields(draw: st.DrawFn) -> dict[str, Any]:
         "break": None if reason is None else Break(reason=reason, at=at, continues=draw(st.none() | TEXT)),
         "parse_status": tuple(draw(st.lists(st.sampled_from(ParseStatus), max_size=2))),
         "parse_notes": tuple(draw(st.lists(st.text(max_size=5), max_size=2))),
+        "without_token": tuple(sorted(draw(st.sets(st.integers(0, count - 1), max_size=2)))),
         "thread": draw(st.none() | st.builds(Thread, name=st.none() | TEXT, parent=st.none() | TEXT)),
         "step": draw(st.integers(0, 3)),
         "echo": tuple(map(str, draw(st.lists(st.sampled_from(Cosmetic), max_size=2)))),

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import numpy as np
 import pytest
 from conversation import TOOL, raw, turns, url
 from gate_support import says, staged
 
+from turnstile.models.samples_encoding import decode_forest, decode_samples
 from turnstile_server.rendering.vocabulary import load_vocabulary
 
 pytestmark = pytest.mark.anyio
@@ -71,7 +73,9 @@ async def test_calls_and_late_system_text_stay_on_one_path(folder: Path, tmp_pat
         assert record["stats"]["cosmetic"] == {"system_as_user": 2}
 
 
-async def test_a_sampled_row_of_padding_is_counted_and_stays_on_the_path(tiny_model: Path, tmp_path: Path) -> None:
+async def test_a_sampled_row_of_padding_is_counted_stays_on_the_path_and_is_not_trained(
+    tiny_model: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "model"
     shutil.copytree(tiny_model, folder)
     config = json.loads((folder / "config.json").read_text())
@@ -91,8 +95,19 @@ async def test_a_sampled_row_of_padding_is_counted_and_stays_on_the_path(tiny_mo
         first, second = await turns(stage, episode)
         assert second["parent_id"] == first["turn_id"], "its ids stay on the path"
         assert padding in first["completion_ids"]
-        stats = (await stage.control.get(f"/episodes/{episode['episode_id']}")).json()["stats"]
-        assert (stats["parse"], stats["untrained"]) == ({"id_without_token": 1}, {})
+        path = f"/episodes/{episode['episode_id']}"
+        stats = (await stage.control.get(path)).json()["stats"]
+        assert (stats["parse"], stats["untrained"]) == ({"id_without_token": 1}, {"id_without_token": 1})
+        (row,) = decode_samples((await stage.control.get(f"{path}/samples")).content).samples
+        (also,) = decode_forest((await stage.control.get(f"{path}/tree")).content).to_samples().samples
+        assert (also.loss_mask == row.loss_mask).all()
+        assert (also.logprobs == row.logprobs).all()
+        trained, ids = row.loss_mask, row.input_ids
+        at = int(np.flatnonzero(ids == padding)[0])
+        assert (row.turn_spans[0].trained, trained[at], row.logprobs[at]) == (True, 0, 0.0)
+        assert trained.sum() == stats["trained_tokens"] == stats["sampled_tokens"] - 1
+        report = (await stage.control.post(f"{path}/audit")).json()
+        assert [check for check in report["invariants"] if check["failures"]] == []
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["read", "not-read"])

@@ -27,7 +27,7 @@ from turnstile.models.sample import (
     Untrained,
     turn_rewards_of,
 )
-from turnstile.models.turn import FinishReason
+from turnstile.models.turn import FinishReason, ParseNote
 
 
 class ForestRow(Model):
@@ -114,12 +114,18 @@ class TokenForest(Model):
         lengths = np.diff(self.offsets)
         trained = np.repeat(self.trained_in >= 0, lengths)
         trained &= np.arange(tokens) >= np.repeat(self.completion_starts, lengths)
-        if (self.loss_mask != trained).any():
+        gaps = np.bincount(self.nodes()[trained & (self.loss_mask == 0)], minlength=nodes).tolist()
+        listed = {
+            entry.turn_id: entry.tokens for entry in self.untrained if entry.reason == ParseNote.ID_WITHOUT_TOKEN
+        }
+        owned = np.flatnonzero(self.trained_in >= 0)
+        if self.loss_mask[~trained].any() or any(
+            gaps[node] != listed.get(self.turn_ids[node], 0) for node in owned.tolist()
+        ):
             raise ValueError("the mask is not that of the trained completions")
-        if self.logprobs[~trained].any():
+        if self.logprobs[self.loss_mask == 0].any():
             raise ValueError("a token that is not trained has a logprob")
         ends = np.array([row.node for row in self.rows], np.int32)
-        owned = np.flatnonzero(self.trained_in >= 0)
         if not _on_paths(self.parents.tolist(), owned, ends[self.trained_in[owned]]).all():
             raise ValueError("a completion is trained in a row that does not pass through it")
         return self

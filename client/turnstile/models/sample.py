@@ -32,7 +32,8 @@ class Cause(Model):
 class TurnSpan(Model):
     """The position of one turn in a sample: context ``[context_start, start)``, completion ``[start, end)``.
 
-    ``trained``: the loss mask is 1 here (each completion is trained in at most one sample).
+    ``trained``: the loss mask is 1 here (each completion is trained in at most one sample), but for ids that the
+    tokenizer has no token for (``Turn.without_token``).
     """
 
     turn_id: str
@@ -97,7 +98,11 @@ class Sample(Model):
 
 
 class Untrained(Model):
-    """A completion that no sample trains, and why."""
+    """Sampled tokens of a turn that no sample trains, and why.
+
+    ``id_without_token``: those of ``Turn.without_token``, whatever becomes of the rest of the turn. With any other
+    reason it is all the rest of the completion.
+    """
 
     turn_id: str
     tokens: int

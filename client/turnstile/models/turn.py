@@ -81,8 +81,7 @@ class ParseNote(StrEnum):
     OTHER_FORM = "other_form"
     """The call is written in another form of the same format."""
     ID_WITHOUT_TOKEN = "id_without_token"
-    """No liberty with a call: an id was sampled that the tokenizer has no token for (a row with which a model's
-    vocabulary is padded). It is no text, stays on the path, and is trained with its turn."""
+    """No liberty with a call: an id was sampled that the tokenizer has no token for (``Turn.without_token``)."""
 
 
 class BreakAt(Model):
@@ -187,6 +186,9 @@ class TurnFacts(Model):
     parse_notes: tuple[str, ...] = ()
     """The liberties with which the reply's calls were read: names of ``ParseNote``, or a call format's own
     words."""
+    without_token: tuple[int, ...] = ()
+    """Positions in the completion, in order, of ids that the tokenizer has no token for: rows with which a model's
+    vocabulary is padded. They are no text, stay on the path, and are not trained."""
     thread: Thread | None = None
     """The conversation of this call by the agent's own headers."""
     echo: tuple[str, ...] = ()
@@ -225,6 +227,8 @@ class Turn(TurnFacts):
             raise ValueError(f"{len(self.logprobs)} logprobs for {count} sampled tokens")
         if not np.isfinite(self.logprobs).all():
             raise ValueError("a logprob is not finite")
+        if self.without_token and not 0 <= self.without_token[0] <= self.without_token[-1] < count:
+            raise ValueError(f"an id without a token lies outside the {count} sampled ones")
         position = 0
         for span in self.weight_spans:
             if span.start != position or span.end <= span.start:

@@ -1,8 +1,9 @@
 """Export of an episode's token tree for a trainer: as rows (``SampleSet``), or each token once (``TokenForest``).
 
 There is one row per leaf: the exact tokens of the path from the root. Each completion is trained in exactly one
-exported row, or listed in ``untrained`` with a reason (invariant 3). A completion on the paths of several leaves
-is trained in the row of the earliest of them that is exported. ``select`` decides this once for both layouts.
+exported row, or listed in ``untrained`` with a reason (invariant 3); ids without a token are listed by themselves.
+A completion on the paths of several leaves is trained in the row of the earliest of them that is exported.
+``select`` decides this once for both layouts.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from turnstile.models import (
     join_experts,
 )
 from turnstile.models.sample import turn_rewards_of
-from turnstile_server.capture.node import Node, sampled_spans
+from turnstile_server.capture.node import Node, sampled_spans, trainable
 from turnstile_server.capture.provenance import Origin, origins
-from turnstile_server.capture.statistics import SUPERSEDED, statistics, untrained_reasons
+from turnstile_server.capture.statistics import SUPERSEDED, WITHOUT_TOKEN, statistics, untrained_reasons
 from turnstile_server.capture.tree import Turns
 
 
@@ -91,11 +92,15 @@ def select(tree: Turns, *, include_untrained: bool = False) -> Selection:
 
 
 def _untrained(tree: Turns, reasons: Mapping[str, str]) -> tuple[Untrained, ...]:
-    return tuple(
-        Untrained(turn_id=node.turn_id, tokens=node.sampled_count, reason=reason)
-        for node in tree
-        if (reason := reasons.get(node.turn_id)) is not None
-    )
+    found: list[Untrained] = []
+    for node in tree:
+        reason = reasons.get(node.turn_id)
+        if reason is not None and node.trainable_count:
+            found.append(Untrained(turn_id=node.turn_id, tokens=node.trainable_count, reason=reason))
+        padding = node.sampled_count - node.trainable_count
+        if padding and not node.inherited:
+            found.append(Untrained(turn_id=node.turn_id, tokens=padding, reason=WITHOUT_TOKEN))
+    return tuple(found)
 
 
 def _owners(tree: Turns, reasons: dict[str, str]) -> dict[str, str]:
@@ -140,8 +145,8 @@ def _sample(leaf: Node, chosen: Selection, facts: EpisodeFacts) -> Sample:
         end = start + len(turn.completion_ids)
         trained = chosen.owner.get(turn.turn_id) == leaf.turn_id
         if trained:
-            mask[start:end] = 1
-            logprobs[start:end] = turn.logprobs
+            mask[start:end] = kept = trainable(turn)
+            logprobs[start:end] = np.where(kept, turn.logprobs, np.float32(0.0))
         for span in sampled_spans(turn):
             versions[start + span.start : start + span.end] = names.setdefault(span.version, len(names))
         spans.append(TurnSpan(turn_id=turn.turn_id, context_start=position, start=start, end=end, trained=trained))
@@ -214,8 +219,8 @@ def export_forest(tree: Turns, facts: EpisodeFacts, *, include_untrained: bool =
         owner = chosen.owner.get(turn.turn_id)
         if owner is not None:
             trained_in[index] = row_of[owner]
-            loss_mask[first:end] = 1
-            logprobs[first:end] = turn.logprobs
+            loss_mask[first:end] = kept = trainable(turn)
+            logprobs[first:end] = np.where(kept, turn.logprobs, np.float32(0.0))
     rows, row_offsets = _experts(nodes)
     return TokenForest(
         input_ids=input_ids,

@@ -9,6 +9,9 @@ from __future__ import annotations
 import sys
 from typing import Literal
 
+import numpy as np
+import numpy.typing as npt
+
 from turnstile.models import Int32Array, Turn, WeightSpan
 from turnstile_server.capture.keys import MessageGroup, PathKeys
 from turnstile_server.capture.packed_parts import NodeParts, OpenBlocks, PackedParts
@@ -20,6 +23,13 @@ DeliveryState = Literal["pending", "written", "lost"]
 def sampled_spans(turn: Turn) -> tuple[WeightSpan, ...]:
     """The weight versions that sampled a completion; none where its text was given."""
     return () if turn.sampling.given else turn.weight_spans
+
+
+def trainable(turn: Turn) -> npt.NDArray[np.bool_]:
+    """bool[m]: the sampled ids that a token stands behind, so that a row may train them."""
+    found = np.ones(len(turn.completion_ids), np.bool_)
+    found[list(turn.without_token)] = False
+    return found
 
 
 class Node:
@@ -49,6 +59,7 @@ class Node:
         "seq",
         "thinking_above",
         "token_count",
+        "trainable_count",
         "turn_id",
     )
 
@@ -76,6 +87,7 @@ class Node:
         self.turn_id = turn.turn_id
         self.seq = turn.seq
         self.sampled_count = len(turn.completion_ids)
+        self.trainable_count = self.sampled_count - len(turn.without_token)
         self.parent = parent
         self.merged_with_parent = merged_with_parent
         self.end = end

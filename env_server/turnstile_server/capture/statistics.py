@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from turnstile.models import EpisodeStats, ParseStatus, Turn, Untrained
+from turnstile.models import EpisodeStats, ParseNote, ParseStatus, Turn, Untrained
 from turnstile_server.capture.node import Node
 from turnstile_server.capture.provenance import Origin, auxiliary_roots, origins, start
 
@@ -20,6 +20,7 @@ AUXILIARY = "auxiliary"
 SUPERSEDED = "superseded"
 UNDELIVERED = "undelivered"
 DELIVERY_UNKNOWN = "delivery_unknown"
+WITHOUT_TOKEN = ParseNote.ID_WITHOUT_TOKEN.value
 
 
 def tokens_by_version(turn: Turn) -> Counter[str]:
@@ -40,6 +41,8 @@ def own_reason(turn: Turn) -> str | None:
         return "constrained"
     if turn.sampling.temperature == 0:
         return "greedy"
+    if len(turn.without_token) == len(turn.completion_ids):
+        return WITHOUT_TOKEN
     return None
 
 
@@ -188,7 +191,8 @@ class RunningStatistics:
                 self._last_root = max(self._last_root, start(turn))
             return
         self._turns += 1
-        self._sampled += len(turn.completion_ids)
+        self._sampled += node.sampled_count
+        self._untrained[WITHOUT_TOKEN] += node.sampled_count - node.trainable_count
         self._rerendered += turn.rerendered_tokens
         self._cosmetic.update(turn.echo)
         self._parse.update(parse_findings(turn))
@@ -197,7 +201,7 @@ class RunningStatistics:
             self._breaks[turn.break_.reason.value] += 1
         own = own_reason(turn)
         if own is not None:
-            self._untrained[own] += len(turn.completion_ids)
+            self._untrained[own] += node.trainable_count
         self._add_request(node, turn.request_key)
         if parent is None:
             self._roots += 1
@@ -236,7 +240,7 @@ class RunningStatistics:
         untrained = Counter({reason: tokens for reason, tokens in self._untrained.items() if tokens})
         auxiliary = self._auxiliary_tokens
         for node, reason in self._undelivered(roots, nodes):
-            untrained[reason] += node.sampled_count
+            untrained[reason] += node.trainable_count
             auxiliary -= self._auxiliary.get(node.turn_id, 0)
         if auxiliary:
             untrained[AUXILIARY] = auxiliary
@@ -274,7 +278,7 @@ class RunningStatistics:
         request.followed = seq
 
     def _set_superseded(self, node: Node, superseded: bool) -> None:
-        sign, tokens = (1 if superseded else -1), node.sampled_count
+        sign, tokens = (1 if superseded else -1), node.trainable_count
         own = own_reason(node.turn)
         if own is not None:
             self._untrained[own] -= sign * tokens
@@ -289,7 +293,7 @@ class RunningStatistics:
     def _only_auxiliary(self, roots: Sequence[Node], nodes: Iterable[Node]) -> dict[str, int]:
         auxiliary = auxiliary_roots(roots, nodes)
         return {
-            root.turn_id: root.sampled_count
+            root.turn_id: root.trainable_count
             for root in roots
             if root.turn_id in auxiliary
             and not root.inherited

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from turnstile.models import Float32Array, Int32Array, UInt8Array, WindowTurn
 from turnstile_server.capture.export import sample_id, select
-from turnstile_server.capture.node import Node, sampled_spans
+from turnstile_server.capture.node import Node, sampled_spans, trainable
 from turnstile_server.capture.tree import Turns
 
 OTHER_SAMPLE = "other_sample"
@@ -100,7 +100,8 @@ class TokenPath:
             _put(found.ids, place.context_start - start, turn.context_ids)
             _put(found.ids, place.start - start, turn.completion_ids)
             _fill(found.turns, place.context_start - start, place.end - start, index)
-            _fill(found.loss_mask, place.start - start, place.end - start, int(place.trained))
+            if place.trained:
+                _put(found.loss_mask, place.start - start, trainable(turn).astype(np.uint8))
             for span in sampled_spans(turn):
                 first, last = place.start + span.start - start, place.start + span.end - start
                 _put(found.logprobs, first, turn.logprobs[span.start : span.end])

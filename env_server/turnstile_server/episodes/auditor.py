@@ -31,7 +31,8 @@ from turnstile.models import (
     WeightSpan,
 )
 from turnstile_server.capture import EpisodeFacts, Node, Turns, export_samples
-from turnstile_server.capture.node import sampled_spans
+from turnstile_server.capture.node import sampled_spans, trainable
+from turnstile_server.capture.statistics import WITHOUT_TOKEN
 from turnstile_server.engines.protocol import ABOVE_ZERO, Engine
 from turnstile_server.episodes.audit_explanations import explain
 from turnstile_server.errors import EngineUnavailable
@@ -242,13 +243,21 @@ def _path(turns: Mapping[str, Turn], leaf: str) -> list[Turn]:
 
 
 def _check_accounting(turns: Mapping[str, Turn], exported: SampleSet) -> list[str]:
-    """Each completion is trained in exactly one row or listed as untrained, and the sums agree."""
+    """Each completion is trained in exactly one row or listed as untrained, ids without a token by themselves, and
+    the sums agree."""
     trained = Counter(span.turn_id for sample in exported.samples for span in sample.turn_spans if span.trained)
-    untrained = Counter(entry.turn_id for entry in exported.untrained)
+    padding = {entry.turn_id: entry.tokens for entry in exported.untrained if entry.reason == WITHOUT_TOKEN}
+    untrained = Counter(entry.turn_id for entry in exported.untrained if entry.reason != WITHOUT_TOKEN)
+    untrained.update(name for name, turn in turns.items() if padding.get(name) == len(turn.completion_ids))
     failures = [
         f"{turn_id}: trained in {trained[turn_id]} rows, listed as untrained {untrained[turn_id]} times"
         for turn_id in turns
         if trained[turn_id] + untrained[turn_id] != 1
+    ]
+    failures += [
+        f"{turn_id}: {len(turn.without_token)} ids without a token, {padding.get(turn_id, 0)} are listed"
+        for turn_id, turn in turns.items()
+        if padding.get(turn_id, 0) != len(turn.without_token)
     ]
     sampled = sum(len(turn.completion_ids) for turn in turns.values())
     masked = sum(int(sample.loss_mask.sum()) for sample in exported.samples)
@@ -273,8 +282,9 @@ def _check_numbers(turns: Mapping[str, Turn], exported: SampleSet) -> list[str]:
         mask, logprobs = np.zeros_like(sample.loss_mask), np.zeros_like(sample.logprobs)
         for span in sample.turn_spans:
             if span.trained:
-                mask[span.start : span.end] = 1
-                logprobs[span.start : span.end] = turns[span.turn_id].logprobs
+                turn = turns[span.turn_id]
+                mask[span.start : span.end] = kept = trainable(turn)
+                logprobs[span.start : span.end] = np.where(kept, turn.logprobs, np.float32(0.0))
         if not np.array_equal(sample.loss_mask, mask) or not np.array_equal(sample.logprobs, logprobs):
             failures.append(f"{sample.sample_id}: mask or logprobs are not those of its trained turns")
     return failures

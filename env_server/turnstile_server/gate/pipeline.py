@@ -312,8 +312,7 @@ class CallPipeline:
             final, parsed = parser.finish()
             call.emit(final)
             reply = message_of(call.deltas)
-            status, notes = parsed.parse_status, parsed.parse_notes
-            turn = builder.turn(session.next_seq(), reply, finish.reason, status, notes)
+            turn = builder.turn(session.next_seq(), reply, finish.reason, parsed)
             node = await self._commit(session, turn, builder.prompt.tokenized_bytes)
         except BaseException as error:
             await self._account_for(error, session, call, builder)

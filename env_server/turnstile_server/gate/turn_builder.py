@@ -28,7 +28,6 @@ from turnstile.models import (
     Float32Array,
     Int32Array,
     Message,
-    ParseStatus,
     Sampling,
     SamplingUsed,
     Thread,
@@ -45,7 +44,7 @@ from turnstile_server.gate.bounds import GateBounds
 from turnstile_server.gate.dialects.base import ModelRequest
 from turnstile_server.gate.made_turn import made_timings, made_turn
 from turnstile_server.rendering.message_rules import Rewritten
-from turnstile_server.rendering.protocol import CannotBridge, PathEnd, Renderer, TooManyTokens
+from turnstile_server.rendering.protocol import CannotBridge, ParsedReply, PathEnd, Renderer, TooManyTokens
 from turnstile_server.settings import GateSettings
 
 PROMPT_TAIL = 64
@@ -276,10 +275,9 @@ class TurnBuilder:
         seq: int,
         reply: Message,
         finish_reason: FinishReason,
-        parse_status: Sequence[ParseStatus] = (),
-        parse_notes: Sequence[str] = (),
+        parsed: ParsedReply | None = None,
     ) -> Turn:
-        """The turn, frozen, of the tokens kept so far.
+        """The turn, frozen, of the tokens kept so far. ``parsed``: None where the reply was cut.
 
         Raises EngineProtocolError when what the engine said contradicts itself.
         """
@@ -308,8 +306,9 @@ class TurnBuilder:
             "new_messages": tuple(new),
             "reply": reply,
             "break": prompt.broken,
-            "parse_status": tuple(parse_status),
-            "parse_notes": tuple(map(str, parse_notes)),
+            "parse_status": () if parsed is None else parsed.parse_status,
+            "parse_notes": () if parsed is None else tuple(map(str, parsed.parse_notes)),
+            "without_token": () if parsed is None else parsed.without_token,
             "thread": context.thread,
             "step": context.step,
             # Names alone, of an enumeration's members.

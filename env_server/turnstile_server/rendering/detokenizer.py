@@ -88,8 +88,9 @@ class Detokenizer:
         self._table = table
         self._control = table.control
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self.without_token = False
-        """An id came that no token has."""
+        self.without_token: list[int] = []
+        """The positions, among all ids fed, of those that no token has."""
+        self._fed = 0
 
     def feed(self, ids: Iterable[int]) -> list[Piece]:
         """Text between two control tokens is one piece, however many ids it has."""
@@ -97,12 +98,13 @@ class Detokenizer:
         run: list[bytes] = []
         known, control_of = self._table.bytes, self._control.get
         count = len(known)
-        for index in ids:
+        for position, index in enumerate(ids, self._fed):
+            self._fed = position + 1
             control = control_of(index)
             if control is None:
                 text_of = known[index] if 0 <= index < count else b""  # as the table does, without a call each
                 if not text_of:
-                    self.without_token = True
+                    self.without_token.append(position)
                 run.append(text_of)
                 continue
             text = self._utf8.decode(b"".join(run), final=True)

@@ -112,7 +112,8 @@ class ParsedReply:
     """The reply the agent is shown. Calls have no ids yet (the gate gives them).
 
     ``parse_status``: one entry per call attempt found; anything but ``ok`` was shown as text. ``parse_notes``: the
-    liberties with which calls were read (``ParseNote``, or a format's own words). A turn records both.
+    liberties with which calls were read (``ParseNote``, or a format's own words). A turn records both, and
+    ``without_token``.
     ``message`` and ``stop_string`` (the caller's stop string that ended the visible text, if one did) are the
     reference of ``ReplyParser``'s law. The gate takes its message from the deltas, and the stop string from the
     engine; the tests hold both parsers to the reference.
@@ -122,6 +123,8 @@ class ParsedReply:
     parse_status: tuple[ParseStatus, ...]
     stop_string: str | None = None
     parse_notes: tuple[str, ...] = ()
+    without_token: tuple[int, ...] = ()
+    """The positions of the ids that the tokenizer has no token for (``Turn.without_token``)."""
 
 
 class ReplyParser(Protocol):

@@ -314,9 +314,10 @@ class TagReplyParser:
             tool_calls=tuple(self._tags.calls),
         )
         status, notes = tuple(self._tags.status), tuple(self._tags.notes)
-        if self._detokenizer.without_token:
+        padding = tuple(self._detokenizer.without_token)
+        if padding:
             notes = (*notes, ParseNote.ID_WITHOUT_TOKEN)
-        return merged(deltas), ParsedReply(message, status, self._stop.matched, notes)
+        return merged(deltas), ParsedReply(message, status, self._stop.matched, notes, padding)
 
     def _parse(self, pieces: list[Piece]) -> list[Delta]:
         """End tokens never count; other special tokens do where they mean something, and inside a call."""

@@ -2697,6 +2697,11 @@ export interface components {
             turn_id: string;
             /** Weight Spans */
             weight_spans: components["schemas"]["WeightSpan"][];
+            /**
+             * Without Token
+             * @default []
+             */
+            without_token: number[];
         };
         /**
          * TurnAudit
@@ -2821,6 +2826,11 @@ export interface components {
             untrained_reason: string | null;
             /** Weight Spans */
             weight_spans: components["schemas"]["WeightSpan"][];
+            /**
+             * Without Token
+             * @default []
+             */
+            without_token: number[];
         };
         /**
          * TurnOutlines
