@@ -40,6 +40,9 @@ class Rewritten(StrEnum):
     SYSTEM_AS_USER = "system_as_user"
     USERS_JOINED = "users_joined"
     USER_BEHIND_RESULT = "user_behind_result"
+    RESULT_AS_USER = "result_as_user"
+    TOOLS_AS_TEXT = "tools_as_text"
+    """``rendering.tools_text`` shows the tools, and not the chat template."""
     CALLS_LEFT_OUT = "calls_left_out"
     """Of an earlier reply, rendered anew: the template writes no calls, or only the first of several."""
     TEXT_BESIDE_CALL = "text_beside_call"
@@ -57,6 +60,7 @@ class MessageRules:
     developer: bool = True
     users_in_a_row: bool = True
     user_behind_result: bool = True
+    results: bool = True
 
     def changes(self) -> tuple[Rewritten, ...]:
         """The ways in which messages will be written differently, if they come."""
@@ -66,6 +70,7 @@ class MessageRules:
             Rewritten.SYSTEM_AS_USER: self.system and self.late_system,
             Rewritten.USERS_JOINED: self.users_in_a_row,
             Rewritten.USER_BEHIND_RESULT: self.user_behind_result,
+            Rewritten.RESULT_AS_USER: self.results,
         }
         return tuple(way for way, is_kept in kept.items() if not is_kept)
 
@@ -78,6 +83,7 @@ class MessageRules:
             self.developer and other.developer,
             self.users_in_a_row and other.users_in_a_row,
             self.user_behind_result and other.user_behind_result,
+            self.results and other.results,
         )
 
     def arranged(self, messages: Sequence[Message], *, begins: bool) -> tuple[list[Message], frozenset[Rewritten]]:
@@ -97,7 +103,7 @@ class MessageRules:
         rest = messages[len(list(_leading_systems(messages))) :] if begins else messages
         done = leading
         for message in rest:
-            kept = self._late(message, used) if message.role in SYSTEM_ROLES else message
+            kept = self._late(message, used) if message.role in SYSTEM_ROLES else self._result(message, used)
             last = done[-1] if done else None
             if kept.role != "user" or last is None:
                 done.append(kept)
@@ -130,6 +136,12 @@ class MessageRules:
             return self._role_kept(message, used)
         used.add(Rewritten.SYSTEM_AS_USER)
         return _as_user(message)
+
+    def _result(self, message: Message, used: set[Rewritten]) -> Message:
+        if message.role != "tool" or self.results:
+            return message
+        used.add(Rewritten.RESULT_AS_USER)
+        return Message("user", f"<tool_response>\n{message.content}\n</tool_response>")
 
     def _role_kept(self, message: Message, used: set[Rewritten]) -> Message:
         if message.role != "developer" or self.developer:
@@ -201,6 +213,7 @@ def probe_rules(render: Renderable) -> MessageRules:
         and (not kept(first, reply, more, later) or kept(first, reply, said, later)),
         users_in_a_row=all_kept((first, later), (first, reply, first, later)),
         user_behind_result=not results or kept(first, calling, result, later),
+        results=results,
     )
 
 

@@ -19,7 +19,7 @@ def model_report(
     inexact: list[str] = []
     if not calls.written:
         inexact.append(
-            f"the chat template writes no calls; that they are {calls.format.name} is known by its marks alone"
+            f"the chat template writes no calls; that they are {calls.format.name} is read off its marks, or set"
         )
     if calls.lost:
         inexact.append(f"what the chat template writes does not come back equal: {', '.join(calls.lost)}")

@@ -192,7 +192,11 @@ def _why_refused(reader: Reader, formats: Sequence[NamedFormat]) -> str | None:
 def check(reader: Reader, named: NamedFormat) -> Recognised:
     """What the template behind ``reader`` writes that does not come back by this format."""
     lost = tuple(probe.about for probe in (PLAIN, *PROBES) if not _comes_back(probe, reader, named.form))
-    return Recognised(named, lost, written=PLAIN.about not in lost)
+    try:
+        written = reader.writes_calls(PLAIN.message, PLAIN.tools)
+    except InvalidRequest:  # it refuses any
+        written = False
+    return Recognised(named, lost if written else (), written=written)
 
 
 def _comes_back(probe: Probe, reader: Reader, call_format: CallFormat) -> bool:

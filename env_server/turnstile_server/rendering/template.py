@@ -28,7 +28,7 @@ from turnstile_server.rendering.call_formats.tool_schemas import ToolSchemas
 from turnstile_server.rendering.continuation import Continuation
 from turnstile_server.rendering.detokenizer import TokenBytes
 from turnstile_server.rendering.encoder import TextEncoder, completion_ids
-from turnstile_server.rendering.message_rules import MessageRules, callers_texts, in_order, probe_rules
+from turnstile_server.rendering.message_rules import MessageRules, Rewritten, callers_texts, in_order, probe_rules
 from turnstile_server.rendering.model_report import model_report
 from turnstile_server.rendering.normalise import Prepared, Stock, own_ids, prepare, stock_message
 from turnstile_server.rendering.protocol import Bridge, CannotBridge, ModelReport, PathEnd, Rendered
@@ -64,6 +64,9 @@ class ChatTemplate:
             constant for source in self._sources.values() for constant in constants(source)
         )
         self._reasoning_key = reasoning_key(self._sources.values())
+        self.tools_text = settings.tools_text
+        if self.tools_text:
+            self._with_tools = self._default
         self._xml_tools = "xml_tools" in self._with_tools
         """SmolLM3 takes its tools by this name (its model card)."""
         self._calls: CallFormat | None = None
@@ -72,6 +75,16 @@ class ChatTemplate:
             self.text(self.stock([HELLO]), [], prompt=True)
         except InvalidRequest:
             self._no_tools = []  # Hermes 3's reads them in any case
+        shown = self.tools_text and self._shows_system()
+        self._tools_role = "system" if shown else "user"
+
+    def _shows_system(self) -> bool:
+        try:
+            return "probesystem" in self.text(
+                self.stock([Message("system", "probesystem"), HELLO]), [], prompt=True
+            )
+        except InvalidRequest:
+            return False
 
     def writing(self, call_format: CallFormat | None) -> ChatTemplate:
         """This template, which gets calls with the ids that ``call_format`` has in a model's context."""
@@ -99,12 +112,18 @@ class ChatTemplate:
         """The rendered text, stand-ins included. ``prompt``: with the opening of the next reply
         (``add_generation_prompt``). Raises ModelCannotServe with the template's words where the template refuses.
         """
+        if tools and self.tools_text:
+            said = self._rendered(self.tools_text, [], tools, prompt=False)
+            messages, tools = with_text_before(messages, said, self._tools_role), []
+        return self._rendered(self._with_tools if tools else self._default, messages, tools, prompt=prompt)
+
+    def _rendered(self, source: str, messages: list[Stock], tools: list[Stock], *, prompt: bool) -> str:
         options = {**self._options, "xml_tools": [*tools]} if tools and self._xml_tools else self._options
         try:
             rendered = render_jinja_template(
                 conversations=[messages],
                 tools=[*tools] if tools else self._no_tools,
-                chat_template=self._with_tools if tools else self._default,
+                chat_template=source,
                 add_generation_prompt=prompt,
                 **options,
             )
@@ -113,6 +132,15 @@ class ChatTemplate:
         except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
             raise ModelCannotServe(f"the chat template fails on these messages: {error}") from error
         return str(rendered[0][0])
+
+
+def with_text_before(messages: Sequence[Stock], text: str, role: str) -> list[Stock]:
+    """The messages with ``text`` before that of the first one, or as a message of ``role`` before it where that is
+    of another role."""
+    first = messages[0] if messages else None
+    if first is None or first["role"] != role:
+        return [{"role": role, "content": text}, *messages]
+    return [{**first, "content": f"{text}\n\n{first['content']}"}, *messages[1:]]
 
 
 class TemplateRenderer:
@@ -163,6 +191,7 @@ class TemplateRenderer:
             vocabulary.special_names,
             settings.template_kwargs,
             settings.thinking_history,
+            settings.tools_text,
             vocabulary.fingerprint,
             # Its own ids of calls stand in the context.
             self._calls.format.name if isinstance(self._calls, Recognised) else None,
@@ -244,6 +273,8 @@ class TemplateRenderer:
                 text, shield = fenced, prepared.fenced.shield
         if isinstance(self._calls, Recognised):
             rewritten |= self._calls.left_out(arranged)
+        if tools and self._template.tools_text:
+            rewritten |= {Rewritten.TOOLS_AS_TEXT}
         encoded = self._encoder.encode(text, shield, most=most)
         return Rendered(np.array(encoded.ids, dtype=np.int32), encoded.tokenized_bytes, rewritten)
 

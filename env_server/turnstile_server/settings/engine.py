@@ -111,6 +111,11 @@ class RenderingSettings(Section):
         description="The form of the model's tool calls: a name of docs/models.md, one that a package adds, or "
         "`none`; `auto` reads it off the chat template.",
     )
+    tools_text: str = Field(
+        "",
+        description="A Jinja text that shows a model its tools (`tools`) where its chat template does not: it "
+        "stands before the system text. Empty: such a model gets none.",
+    )
     calls: Literal["faithful", "strict"] = Field(
         "faithful",
         description="`faithful`: a call that can be read in one way only is read, and what was amiss is noted; "
