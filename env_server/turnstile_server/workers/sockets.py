@@ -1,8 +1,9 @@
 """WebSockets of OpenEnv through the process in front: each socket is one worker's, from its first frame on.
 
-The first frame says where the socket belongs: to the group or the episode that a ``reset`` names, else to the
-least busy worker. What must hold: frames pass in both directions as they are and in their order; who hangs up on
-one side is told on the other; an id that another worker has is refused as one server would refuse it.
+The first frame says where the socket belongs: to the session that the address names, to the group or the episode
+that a ``reset`` names, else to the least busy worker. What must hold: frames pass in both directions as they are
+and in their order; who hangs up on one side is told on the other; an id that another worker has is refused as one
+server would refuse it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import Any, Final
 
 import aiohttp
@@ -98,6 +100,9 @@ class _Relay:
                 if first["type"] != "websocket.receive":
                     return
                 wanted, request_id = wanted_of(first.get("text") or "")
+                session = self._client.query_params.get("session_id")
+                if session is not None:
+                    wanted = replace(wanted, episode_ids=(session, *wanted.episode_ids))
                 try:
                     link = await self._creations.place(wanted, self._promises, once=False)
                     await link.wait_up()
@@ -113,7 +118,10 @@ class _Relay:
         headers = passed_headers(self._client.scope, link, trust_forwarded=self._creations.trust_forwarded)
         for name in _OF_A_HANDSHAKE:
             headers.popall(name, None)
+        session = self._client.query_params.get("session_id")
         url = URL(f"http://localhost{self._client.scope['path']}")
+        if session is not None:
+            url = url.with_query(session_id=session)
         try:
             upstream = await link.session.ws_connect(url, headers=headers, max_msg_size=0, autoping=True)
         except aiohttp.ClientError as error:

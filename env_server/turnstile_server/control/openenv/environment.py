@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import anyio
@@ -20,7 +21,7 @@ from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.mcp_types import Tool, ToolError, ToolErrorType
 from openenv.core.env_server.types import EnvironmentMetadata
 
-from turnstile.models import CompletionRequest, Episode, EpisodeCreated, EpisodeStatus
+from turnstile.models import CompletionRequest, Episode, EpisodeCreated, EpisodeStatus, new_id
 from turnstile_server.control.bounds import ControlBounds
 from turnstile_server.control.openenv.agent_calls import EpisodeToolCalls, ModelCalls, ToolAnswer
 from turnstile_server.control.openenv.openenv_parts import OpenEnvParts, metadata
@@ -42,6 +43,14 @@ _WAITING = (EpisodeStatus.QUEUED, EpisodeStatus.PREPARING)
 _ASYNC_ONLY = "this environment lives on its server's event loop: use reset_async and step_async"
 
 
+@dataclass(slots=True)
+class SessionSocket:
+    """The socket of a session: whether there is one, and whether the session ends with it."""
+
+    attached: bool = False
+    closing: bool = False
+
+
 class TurnstileEnvironment(Environment[TurnstileAction, TurnstileObservation, TurnstileState]):
     """At most one episode at a time; ``reset`` releases the one before."""
 
@@ -60,10 +69,19 @@ class TurnstileEnvironment(Environment[TurnstileAction, TurnstileObservation, Tu
         self._owned = False
         self._steps = 0
         self._beginning = anyio.Lock()
+        self._first_id: str | None = None
+        self.session: SessionSocket | None = None
+        """Where it belongs to a session that HTTP and a socket share."""
 
     @property
     def episode_id(self) -> str | None:
         return self._seen.episode_id if self._seen is not None else None
+
+    def open_session(self) -> str:
+        """The id of a session for an environment without an episode. Its first episode has the same id, unless a
+        reset names another."""
+        self._first_id, self.session = new_id("ep"), SessionSocket()
+        return self._first_id
 
     @property
     def owned(self) -> bool:
@@ -97,6 +115,8 @@ class TurnstileEnvironment(Environment[TurnstileAction, TurnstileObservation, Tu
         """
         given = {"seed": seed, "episode_id": episode_id}
         asked = ResetParameters.model_validate({**rest, **{k: v for k, v in given.items() if v is not None}})
+        if asked.episode_id is None and self._first_id is not None:
+            asked = asked.model_copy(update={"episode_id": self._first_id})
         await self.release()
         self._created, self._seen, self._steps = None, None, 0
         self._choice.seed(asked.seed)
@@ -105,6 +125,7 @@ class TurnstileEnvironment(Environment[TurnstileAction, TurnstileObservation, Tu
         with anyio.CancelScope(shield=True):
             created, _ = await self._parts.episodes.create(asked.request(*chosen), self._agent_url)
             self._created, self._owned = created, not asked.detached
+            self._first_id = None
         episode = self._seen = await self._parts.episodes.get(created.episode_id)
         if created.episode_key is not None:
             wait_s = self._parts.settings.wait_s

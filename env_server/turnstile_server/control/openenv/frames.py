@@ -49,7 +49,7 @@ _OF_SIMULATION = frozenset({"reset", "step", "state"})
 
 class FrameProtocol(SocketProtocol[SocketFrame | str]):
     """The frames of one ``/ws`` socket. ``started`` is called with the environment when its episode was started
-    detached."""
+    detached, or in a session that other requests can name."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class FrameProtocol(SocketProtocol[SocketFrame | str]):
         match frame:
             case WSResetMessage():
                 observation = await environment.reset_async(**frame.data)
-                if not environment.owned:
+                if not environment.owned or environment.session is not None:
                     await self._started(environment)
                 return WSObservationResponse(data=serialise(observation)).model_dump_json()
             case WSStepMessage():

@@ -3,8 +3,9 @@
 ``tools/list`` and ``tools/call`` act in one episode: the one that the parameters name (``session_id`` or
 ``episode_id``), else that of the address (``?episode_id=``), else that of the session (a WebSocket, or what
 ``initialize`` opened), which begins one as ``reset`` without parameters does. ``openenv/session/create`` takes
-what ``reset`` takes; over HTTP its episode is detached, and its id is the session's. Agents have a standard MCP
-server of their own, the MCP endpoint. JSON-RPC: https://www.jsonrpc.org/specification
+what ``reset`` takes; over HTTP its episode is detached, and its id is the session's. Without parameters the
+episode begins with the first call, or with ``reset`` on ``/ws?session_id=…``, which plays in the session.
+Agents have a standard MCP server of their own, the MCP endpoint. JSON-RPC: https://www.jsonrpc.org/specification
 
 A tool that failed is a result with ``isError``. A call that could not be made (an unknown tool, an ended episode,
 a lost sandbox) is a JSON-RPC error, because OpenEnv's tool client takes any result for a success.
@@ -39,7 +40,7 @@ _ABOUT = (
 )
 
 Find = Callable[[str], Awaitable[TurnstileEnvironment]]
-Create = Callable[[dict[str, Any]], Awaitable[TurnstileEnvironment]]
+Create = Callable[[dict[str, Any]], Awaitable[str | None]]
 
 
 class InvalidRpc(Exception):
@@ -54,7 +55,7 @@ class InvalidRpc(Exception):
 @dataclass(frozen=True, slots=True)
 class RpcSession:
     """Whose messages they are. ``create`` starts an episode with the parameters of ``reset`` and gives the
-    environment that plays it. ``begin`` starts one in ``environment``, if it has none; without it (a request over
+    session's id. ``begin`` starts one in ``environment``, if it has none; without it (a request over
     HTTP outside of a session), a call must name its episode. ``episode_id``: the one that the address names."""
 
     environment: TurnstileEnvironment
@@ -123,12 +124,23 @@ class JsonRpc:
                 if session.environment.is_open:
                     return {"session_id": session.environment.episode_id}
                 started = {name: value for name, value in params.items() if name != "episode_id" or value}
-                return {"session_id": (await session.create(started)).episode_id}
+                return {"session_id": await session.create(started)}
             case "openenv/session/close":
-                closed = _with_episode(await self._playing(params, session, begin=False))
-                await closed.close_session()
-                return {"session_id": closed.episode_id, "closed": True}
+                return await self._close(params, session)
         raise InvalidRpc(JsonRpcErrorCode.METHOD_NOT_FOUND, f"Method not found: {method}. {_ABOUT}")
+
+    async def _close(self, params: dict[str, Any], session: RpcSession) -> dict[str, Any]:
+        closed = await self._playing(params, session, begin=False)
+        if closed.session is None:
+            _with_episode(closed)
+        named = params.get("session_id") or closed.episode_id
+        if closed.session is not None:
+            closed.session.closing = True
+            if closed.session.attached:  # it ends when its socket does
+                return {"session_id": named, "closed": False, "closing": True}
+        if closed.episode_id is not None:
+            await closed.close_session()
+        return {"session_id": named, "closed": True}
 
     async def _call(self, params: dict[str, Any], session: RpcSession) -> dict[str, Any]:
         name, arguments = params.get("name"), params.get("arguments") or {}
@@ -148,7 +160,12 @@ class JsonRpc:
     ) -> TurnstileEnvironment:
         named, environment = params.get("session_id") or params.get("episode_id"), session.environment
         if isinstance(named, str) and environment.episode_id != named:
-            return await self._find(named)
+            found = await self._find(named)
+            if begin and found.session is not None:
+                if found.session.closing:
+                    raise NotFound(f"the session {named!r} was closed: openenv/session/create opens another")
+                await found.begin()
+            return found
         if begin and session.begin is not None:
             await session.begin()
         return environment

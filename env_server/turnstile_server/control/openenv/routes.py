@@ -25,12 +25,12 @@ from turnstile_server.control.body import (
 from turnstile_server.control.errors import unprocessable
 from turnstile_server.control.openenv.loader import OpenEnvLoader
 from turnstile_server.control.openenv.openenv_parts import metadata
-from turnstile_server.errors import InvalidRequest, NotInstalled, TurnstileError
+from turnstile_server.errors import Conflict, InvalidRequest, NotFound, NotInstalled, TurnstileError
 
 PARSE_ERROR, INVALID_REQUEST, SERVER_ERROR = -32700, -32600, -32000
 """JSON-RPC 2.0, section 5.1."""
 
-INTERNAL_ERROR = 1011
+INTERNAL_ERROR, POLICY = 1011, 1008
 """Close code (RFC 6455, section 7.4.1)."""
 
 SESSION_HEADER = "mcp-session-id"
@@ -138,6 +138,9 @@ async def _serve_socket(
         except NotInstalled as error:
             await websocket.send_text(refusal(error))
             await websocket.close(INTERNAL_ERROR)
+        except (NotFound, Conflict) as error:  # of the session that the address names
+            await websocket.send_text(refusal(error))
+            await websocket.close(POLICY)
     except WebSocketDisconnect:
         return  # the client left before anything was started
 

@@ -6,6 +6,7 @@ and ``state`` name it by its id.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +28,7 @@ from turnstile_server.control.openenv.openenv_types import (
 )
 from turnstile_server.control.openenv.socket import BoundedSocket, MessageT, SocketLimits, SocketProtocol
 from turnstile_server.control.openenv.task_choice import TaskChoice, TaskOrder
-from turnstile_server.errors import Unprocessable
+from turnstile_server.errors import Conflict, NotFound, QueueFull, Unprocessable
 from turnstile_server.http.bounds import ListenerBounds
 
 
@@ -61,9 +62,20 @@ class DetachedEpisodes:
         self._kept = kept
         self._environments: dict[str, TurnstileEnvironment] = {}
 
-    def add(self, environment: TurnstileEnvironment) -> None:
-        assert environment.episode_id is not None
-        self._environments[environment.episode_id] = environment
+    def add(self, environment: TurnstileEnvironment, name: str | None = None) -> None:
+        """``name``: of a session that has no episode yet."""
+        name = name or environment.episode_id
+        assert name is not None
+        self._environments[name] = environment
+
+    def forget(self, name: str) -> None:
+        self._environments.pop(name, None)
+
+    @property
+    def open_sessions(self) -> int:
+        """The sessions with a socket or an episode that runs."""
+        shared = {found for found in self._environments.values() if found.session is not None}
+        return sum(found.is_open or (found.session is not None and found.session.attached) for found in shared)
 
     def get(self, episode_id: str) -> TurnstileEnvironment | None:
         return self._environments.get(episode_id)
@@ -75,7 +87,8 @@ class DetachedEpisodes:
         ended = [
             episode_id
             for episode_id, environment in list(self._environments.items())
-            if await environment.has_ended()
+            if not (environment.session is not None and environment.session.attached)
+            and await environment.has_ended()
         ]
         for episode_id in ended[: max(0, len(ended) - self._kept)]:
             self._environments.pop(episode_id, None)
@@ -139,10 +152,19 @@ class OpenEnvServer:
             if episode_id is None and isinstance(message, dict) and message.get("method") == "initialize":
                 opened = await self._sessions.open(environment)
 
-        async def create(parameters: dict[str, Any]) -> TurnstileEnvironment:
+        async def create(parameters: dict[str, Any]) -> str | None:
             created = self._environment(scope)
-            await self._reset(created, parameters)
-            return created
+            name = await self._open_session(created)
+            if not any(value is not None for value in parameters.values()):
+                return name
+            try:
+                await created.reset_async(**{**parameters, "detached": False})
+            except BaseException:
+                self._detached.forget(name)
+                await created.release()
+                raise
+            await self._keep(created)
+            return created.episode_id
 
         async def begin() -> None:
             await environment.begin(detached=True)
@@ -158,30 +180,56 @@ class OpenEnvServer:
     # WebSocket
 
     async def ws(self, websocket: WebSocket) -> None:
-        """Serve an accepted ``/ws`` socket to its end."""
-        session = self._socket_session(websocket)
+        """Serve an accepted ``/ws`` socket to its end. ``?session_id=`` is a session of
+        ``openenv/session/create``, which outlives the socket. Raises NotFound, and Conflict where the session has
+        a socket or has ended."""
+        name = websocket.query_params.get("session_id")
+        environment = self._environment(websocket.scope) if name is None else self._shared(name)
+        session = self._socket_session(environment)
         frames = FrameProtocol(self._rpc, session, self._limits, self._keep, production=self._production)
-        await self._serve(websocket, session.environment, frames)
+        socket = environment.session
+        if socket is None:
+            await self._serve(websocket, frames, environment.release)
+            return
+
+        async def leave() -> None:
+            if socket.closing and environment.episode_id is not None:
+                await environment.close_session()
+
+        socket.attached = True
+        try:
+            await self._serve(websocket, frames, leave)
+        finally:
+            socket.attached = False
+
+    def _shared(self, name: str) -> TurnstileEnvironment:
+        found = self._detached.get(name)
+        if found is None or found.session is None:
+            raise NotFound(f"there is no session {name!r}: POST /mcp openenv/session/create opens one")
+        if found.session.attached:
+            raise Conflict(f"the session {name!r} has a socket already")
+        if found.session.closing:
+            raise Conflict(f"the session {name!r} was closed: POST /mcp openenv/session/create opens another")
+        return found
 
     async def mcp_socket(self, websocket: WebSocket) -> None:
         """Serve an accepted ``/mcp`` socket to its end: JSON-RPC, one message per frame."""
-        session = self._socket_session(websocket)
-        await self._serve(websocket, session.environment, RpcProtocol(self._rpc, session, self._limits))
-
-    def _socket_session(self, websocket: WebSocket) -> RpcSession:
-        """The session of a socket: one environment, whose episode goes with the socket."""
         environment = self._environment(websocket.scope)
+        protocol = RpcProtocol(self._rpc, self._socket_session(environment), self._limits)
+        await self._serve(websocket, protocol, environment.release)
 
-        async def create(parameters: dict[str, Any]) -> TurnstileEnvironment:
+    def _socket_session(self, environment: TurnstileEnvironment) -> RpcSession:
+
+        async def create(parameters: dict[str, Any]) -> str | None:
             await environment.reset_async(**parameters)
             if not environment.owned:
                 await self._keep(environment)
-            return environment
+            return environment.episode_id
 
         return RpcSession(environment, create, environment.begin)
 
     async def _serve(
-        self, websocket: WebSocket, environment: TurnstileEnvironment, protocol: SocketProtocol[MessageT]
+        self, websocket: WebSocket, protocol: SocketProtocol[MessageT], release: Callable[[], Awaitable[None]]
     ) -> None:
         most = self._parts.settings.max_sockets
         if self._sockets >= most:
@@ -191,9 +239,7 @@ class OpenEnvServer:
             return
         self._sockets += 1
         try:
-            await BoundedSocket(
-                websocket, protocol, self._limits, self._parts.closing, environment.release
-            ).serve()
+            await BoundedSocket(websocket, protocol, self._limits, self._parts.closing, release).serve()
         finally:
             self._sockets -= 1
 
@@ -224,6 +270,18 @@ class OpenEnvServer:
         environment.detach()
         await self._keep(environment)
         return observation
+
+    async def _open_session(self, environment: TurnstileEnvironment) -> str:
+        """Raises QueueFull where ``openenv.max_sessions`` sessions have a socket or a running episode."""
+        most = self._parts.settings.max_sessions
+        if self._detached.open_sessions >= most:
+            raise QueueFull(
+                f"{most} sessions play an episode, the server's limit (openenv.max_sessions)", retry_after_s=5.0
+            )
+        name = environment.open_session()
+        self._detached.add(environment, name)
+        await self._detached.tidy()
+        return name
 
     async def _keep(self, environment: TurnstileEnvironment) -> None:
         self._detached.add(environment)
