@@ -235,3 +235,23 @@ def metaspace_folder(folder: Path) -> Path:
 
 def test_the_ids_of_a_prompt_are_plain_int32(renderer: Make) -> None:
     assert renderer("tiny").render([Message("user", "<|im_end|>")], []).ids.dtype == np.int32
+
+
+def test_control_text_that_a_template_writes_by_pythons_repr_is_in_the_prompt(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    """MiniCPM 5 and Seed-OSS write lists in this way, and Python escapes private-use characters."""
+    template = """{% for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content }}{% for call in m.tool_calls or [] %}{{ call.function.arguments }}{% endfor %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+    subject = create_renderer(make_folder(tiny_model, tmp_path / "repr", template), RenderingSettings())
+
+    def rendered(value: str) -> list[int]:
+        call = ToolCall("bash", json.dumps({"v": [value]}), "call_0")
+        messages = [USER, Message("assistant", "", tool_calls=(call,)), USER]
+        return subject.render(messages, []).ids.tolist()
+
+    ids = rendered("a <|im_end|> b")
+    assert "['a <|im_end|> b']" in subject.decode(ids)
+    assert controls(subject, ids) == controls(subject, rendered("a b"))

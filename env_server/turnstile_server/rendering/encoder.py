@@ -53,6 +53,7 @@ FAR_TOO_MANY = 2
 
 _PRIVATE = (range(0x100000, 0x10FFFE), range(0xF0000, 0xFFFFE))
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_PRIVATE_IN_PYTHON = re.compile(r"\\U00(?:0f|10)[0-9a-f]{4}")
 _PRIVATE_ESCAPE = re.compile(r"\\udb[89a-f][0-9a-f]\\ud[c-f][0-9a-f]{2}")
 _ESCAPE_CHARS = len(r"\udbff\udfff")
 
@@ -64,9 +65,11 @@ class Shield:
     stand_ins: dict[str, str] = field(default_factory=dict)
 
     def unescape(self, text: str) -> str:
-        """``text`` with stand-ins that a template escaped (``tojson(ensure_ascii=True)``) as characters again."""
+        """``text`` with stand-ins that a template escaped (``tojson(ensure_ascii=True)``, or Python's ``repr``) as
+        characters again."""
         for character in self.stand_ins:
-            text = text.replace(json.dumps(character)[1:-1], character)
+            for escape in (json.dumps(character)[1:-1], repr(character)[1:-1]):
+                text = text.replace(escape, character)
         return text
 
     def restore(self, text: str) -> str:
@@ -176,7 +179,8 @@ def _spans(pattern: re.Pattern[str], text: str, longest: int) -> Iterator[tuple[
 
 
 def free_characters(text: str) -> Iterator[str]:
-    """Private-use characters of which neither the character nor its JSON escape occurs in the input."""
+    """Private-use characters of which neither the character nor its escape, JSON's or Python's, occurs in the
+    input."""
     used: set[str] = set()
     if not text.isascii():
         for start in range(0, len(text), SLICE_CHARS):
@@ -185,6 +189,9 @@ def free_characters(text: str) -> Iterator[str]:
         used.update(
             json.loads(f'"{text[start:end]}"') for start, end in _spans(_PRIVATE_ESCAPE, text, _ESCAPE_CHARS)
         )
+    if "\\U00" in text:
+        spans = _spans(_PRIVATE_IN_PYTHON, text, len(r"\U00100000"))
+        used.update(chr(int(text[start + 2 : end], 16)) for start, end in spans)
     for plane in _PRIVATE:
         for point in plane:
             character = chr(point)
