@@ -55,14 +55,20 @@ async def of_http(door: Door, path: str, body: dict[str, Any]) -> str:
     async with httpx.AsyncClient(base_url=base_url(door), timeout=REPLY_S) as http:
         told = (await http.post(path, json=body)).json()
         episode_id = told["result"]["session_id"] if path == "/mcp" else told["observation"]["episode_id"]
+        if path == "/mcp":  # a session without parameters begins with its first call
+            await http.post("/mcp", json=rpc_message("tools/list", session_id=episode_id))
         state: dict[str, Any] = (await http.get("/state", params={"episode_id": episode_id})).json()
         await http.post(f"/episodes/{episode_id}/cancel")
         found: str = state["task_id"]
         return found
 
 
+def rpc_message(method: str, **params: Any) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+
+
 def session(**params: Any) -> dict[str, Any]:
-    return {"jsonrpc": "2.0", "id": 1, "method": "openenv/session/create", "params": params}
+    return rpc_message("openenv/session/create", **params)
 
 
 def of_gymnasium(seed: int, resets: int) -> list[str]:
@@ -144,8 +150,10 @@ async def test_a_server_without_tasks_says_what_to_do(
                 assert "--tasks" in told["data"]["message"]
         async with httpx.AsyncClient(base_url=base_url(door), timeout=REPLY_S) as http:
             assert (await http.post("/reset", json={})).status_code == 422
-            refused = (await http.post("/mcp", json=session())).json()["error"]
-            assert (refused["code"], refused["data"]["type"]) == (-32602, "invalid_value")
+            opened = (await http.post("/mcp", json=session())).json()["result"]["session_id"]
+            for message in (session(seed=3), rpc_message("tools/list", session_id=opened)):
+                refused = (await http.post("/mcp", json=message)).json()["error"]
+                assert (refused["code"], refused["data"]["type"]) == (-32602, "invalid_value")
 
 
 @pytest.mark.slow
