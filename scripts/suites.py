@@ -95,6 +95,7 @@ SUITES = {
             "tests/gate/test_lost_replies.py",
             "tests/openenv/test_openenv_http.py",
             "tests/openenv/test_openenv_mcp.py",
+            "tests/openenv/test_openenv_sessions.py",
             "tests/traffic/test_replay.py",
         ),
         environment={"TURNSTILE_TEST_WORKERS": "2"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import anyio
@@ -12,7 +13,7 @@ import pytest
 from openenv_support import ANSWER, TASK, Wire, base_url, ended
 from websockets.asyncio.client import connect
 
-from control_support import Door, OpenDoor
+from control_support import Door, OpenDoor, one_process
 
 pytestmark = pytest.mark.anyio
 OTHER = {"instruction": "What is six times nine?", "answer": {"kind": "exact", "value": "54"}}
@@ -150,6 +151,23 @@ async def test_a_session_with_parameters_begins_at_once_and_a_socket_plays_it(
     assert await ended(door, following["episode_id"]) == "completed"
 
 
+async def test_a_reset_and_a_call_at_the_same_time_leave_one_episode(http: httpx.AsyncClient, door: Door) -> None:
+    session = await opened(http)
+    async with attached(door, session) as wire:
+        async with anyio.create_task_group() as tasks:
+            for _ in range(3):
+                tasks.start_soon(partial(rpc, http, "tools/list", session_id=session))
+            begun = await wire.reset()
+        state = (await wire.ask({"type": "state"}))["data"]
+        assert (state["episode_id"], state["status"]) == (begun["episode_id"], "running")
+        running = (await http.get("/episodes", params={"status": "running"})).json()["episodes"]
+        assert [each["episode_id"] for each in running] == [begun["episode_id"]]
+        await submit(http, session)
+    await rpc(http, "openenv/session/close", session_id=session)
+    assert await ended(door, begun["episode_id"]) == "completed"
+
+
+@one_process
 async def test_sessions_are_bounded(open_door: OpenDoor) -> None:
     with open_door(openenv={"max_sessions": 1}) as door:
         async with httpx.AsyncClient(base_url=base_url(door), timeout=60) as http:
@@ -160,4 +178,10 @@ async def test_sessions_are_bounded(open_door: OpenDoor) -> None:
                 assert "openenv.max_sessions" in full["message"]
             await rpc(http, "openenv/session/close", session_id=session)
             assert await ended(door, session) == "cancelled"
-            assert await opened(http) != session
+            left = await opened(http)
+            async with attached(door, left) as wire:
+                await wire.reset()
+            assert "error" in await rpc(http, "openenv/session/create"), "its episode runs on"
+            await http.post(f"/episodes/{left}/cancel")
+            assert await ended(door, left) == "cancelled"
+            assert await opened(http) != left, "nobody closed it, and it plays no more"

@@ -1,9 +1,9 @@
 """WebSockets of OpenEnv through the process in front: each socket is one worker's, from its first frame on.
 
-The first frame says where the socket belongs: to the session that the address names, to the group or the episode
-that a ``reset`` names, else to the least busy worker. What must hold: frames pass in both directions as they are
-and in their order; who hangs up on one side is told on the other; an id that another worker has is refused as one
-server would refuse it.
+A socket belongs to the session that its address names; else its first frame says where: to the group or the
+episode that a ``reset`` names, or to the least busy worker. What must hold: frames pass in both directions as they
+are and in their order; who hangs up on one side is told on the other; an id that another worker has is refused as
+one server would refuse it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from typing import Any, Final
 
 import aiohttp
@@ -89,6 +88,7 @@ class _Relay:
         self._creations = creations
         self._closing = closing
         self._refuse = refuse
+        self._session = websocket.query_params.get("session_id")
         self._promises = AsyncExitStack()
         """The promises for the episode that began last. The worker's events tell which one it is."""
 
@@ -96,13 +96,14 @@ class _Relay:
         await self._client.accept()
         async with self._promises:
             try:
-                first = await self._client.receive()
-                if first["type"] != "websocket.receive":
-                    return
-                wanted, request_id = wanted_of(first.get("text") or "")
-                session = self._client.query_params.get("session_id")
-                if session is not None:
-                    wanted = replace(wanted, episode_ids=(session, *wanted.episode_ids))
+                first, wanted, request_id = None, WantedEpisode(), None
+                if self._session is not None:
+                    wanted = WantedEpisode(episode_ids=(self._session,))
+                else:
+                    first = await self._client.receive()
+                    if first["type"] != "websocket.receive":
+                        return
+                    wanted, request_id = wanted_of(first.get("text") or "")
                 try:
                     link = await self._creations.place(wanted, self._promises, once=False)
                     await link.wait_up()
@@ -118,10 +119,9 @@ class _Relay:
         headers = passed_headers(self._client.scope, link, trust_forwarded=self._creations.trust_forwarded)
         for name in _OF_A_HANDSHAKE:
             headers.popall(name, None)
-        session = self._client.query_params.get("session_id")
         url = URL(f"http://localhost{self._client.scope['path']}")
-        if session is not None:
-            url = url.with_query(session_id=session)
+        if self._session is not None:
+            url = url.with_query(session_id=self._session)
         try:
             upstream = await link.session.ws_connect(url, headers=headers, max_msg_size=0, autoping=True)
         except aiohttp.ClientError as error:
@@ -132,7 +132,8 @@ class _Relay:
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._to_client, upstream, tasks.cancel_scope)
-                await _send(upstream, first)
+                if first is not None:
+                    await _send(upstream, first)
                 await self._to_worker(upstream, link)
                 tasks.cancel_scope.cancel()
         finally:

@@ -113,6 +113,10 @@ class TurnstileEnvironment(Environment[TurnstileAction, TurnstileObservation, Tu
         Raises pydantic.ValidationError, the errors of creating an episode, and the error of an episode that ended
         while it was prepared.
         """
+        async with self._beginning:  # a session's socket and HTTP may both begin one
+            return await self._reset(seed, episode_id, rest)
+
+    async def _reset(self, seed: int | None, episode_id: str | None, rest: dict[str, Any]) -> TurnstileObservation:
         given = {"seed": seed, "episode_id": episode_id}
         asked = ResetParameters.model_validate({**rest, **{k: v for k, v in given.items() if v is not None}})
         if asked.episode_id is None and self._first_id is not None:
@@ -234,7 +238,7 @@ class TurnstileEnvironment(Environment[TurnstileAction, TurnstileObservation, Tu
             if self._seen is not None:
                 return
             try:
-                await self.reset_async()
+                await self._reset(None, None, {})
             except BaseException:
                 await self.release()
                 self._created, self._seen = None, None

@@ -68,14 +68,10 @@ class DetachedEpisodes:
         assert name is not None
         self._environments[name] = environment
 
-    def forget(self, name: str) -> None:
-        self._environments.pop(name, None)
-
-    @property
-    def open_sessions(self) -> int:
+    async def sessions(self) -> int:
         """The sessions with a socket or an episode that runs."""
         shared = {found for found in self._environments.values() if found.session is not None}
-        return sum(found.is_open or (found.session is not None and found.session.attached) for found in shared)
+        return len([found for found in shared if in_use(found) or not await found.has_ended()])
 
     def get(self, episode_id: str) -> TurnstileEnvironment | None:
         return self._environments.get(episode_id)
@@ -87,14 +83,18 @@ class DetachedEpisodes:
         ended = [
             episode_id
             for episode_id, environment in list(self._environments.items())
-            if not (environment.session is not None and environment.session.attached)
-            and await environment.has_ended()
+            if not in_use(environment) and await environment.has_ended()
         ]
         for episode_id in ended[: max(0, len(ended) - self._kept)]:
             self._environments.pop(episode_id, None)
 
     def __len__(self) -> int:
         return len(self._environments)
+
+
+def in_use(environment: TurnstileEnvironment) -> bool:
+    """True where a socket plays in its session."""
+    return environment.session is not None and environment.session.attached
 
 
 class OpenEnvServer:
@@ -154,17 +154,12 @@ class OpenEnvServer:
 
         async def create(parameters: dict[str, Any]) -> str | None:
             created = self._environment(scope)
-            name = await self._open_session(created)
-            if not any(value is not None for value in parameters.values()):
-                return name
-            try:
-                await created.reset_async(**{**parameters, "detached": False})
-            except BaseException:
-                self._detached.forget(name)
-                await created.release()
-                raise
-            await self._keep(created)
-            return created.episode_id
+            name: str | None = await self._open_session(created)
+            if any(value is not None for value in parameters.values()):
+                await self._begin(created, parameters)
+                name = created.episode_id
+            await self._keep(created, name)
+            return name
 
         async def begin() -> None:
             await environment.begin(detached=True)
@@ -219,6 +214,7 @@ class OpenEnvServer:
         await self._serve(websocket, protocol, environment.release)
 
     def _socket_session(self, environment: TurnstileEnvironment) -> RpcSession:
+        """The session of a socket that plays in ``environment``."""
 
         async def create(parameters: dict[str, Any]) -> str | None:
             await environment.reset_async(**parameters)
@@ -262,27 +258,27 @@ class OpenEnvServer:
         return environment
 
     async def _reset(self, environment: TurnstileEnvironment, parameters: dict[str, Any]) -> TurnstileObservation:
-        try:
-            observation = await environment.reset_async(**{**parameters, "detached": False})
-        except BaseException:
-            await environment.release()
-            raise
+        observation = await self._begin(environment, parameters)
         environment.detach()
         await self._keep(environment)
         return observation
 
+    async def _begin(self, environment: TurnstileEnvironment, parameters: dict[str, Any]) -> TurnstileObservation:
+        try:
+            return await environment.reset_async(**{**parameters, "detached": False})
+        except BaseException:
+            await environment.release()
+            raise
+
     async def _open_session(self, environment: TurnstileEnvironment) -> str:
         """Raises QueueFull where ``openenv.max_sessions`` sessions have a socket or a running episode."""
         most = self._parts.settings.max_sessions
-        if self._detached.open_sessions >= most:
+        if len(self._detached) >= most and await self._detached.sessions() >= most:
             raise QueueFull(
                 f"{most} sessions play an episode, the server's limit (openenv.max_sessions)", retry_after_s=5.0
             )
-        name = environment.open_session()
-        self._detached.add(environment, name)
-        await self._detached.tidy()
-        return name
+        return environment.open_session()
 
-    async def _keep(self, environment: TurnstileEnvironment) -> None:
-        self._detached.add(environment)
+    async def _keep(self, environment: TurnstileEnvironment, name: str | None = None) -> None:
+        self._detached.add(environment, name)
         await self._detached.tidy()
