@@ -10,7 +10,7 @@ import pytest
 from rendering_models import BASH, make_folder
 
 from turnstile.models import Message
-from turnstile_server.errors import InvalidRequest
+from turnstile_server.errors import StartupError
 from turnstile_server.rendering.factory import create_renderer
 from turnstile_server.rendering.protocol import Bridge, PathEnd, Renderer
 from turnstile_server.settings import RenderingSettings
@@ -94,6 +94,9 @@ def test_control_text_in_a_tool_stays_text(folder: Path) -> None:
 def test_the_text_is_part_of_the_fingerprint_and_a_wrong_one_is_told(folder: Path) -> None:
     other = create_renderer(folder, RenderingSettings(tools_text=f"{TOOLS_TEXT}!", call_format="hermes"))
     assert shown_with(folder, "hermes").template_hash != other.template_hash
-    broken = create_renderer(folder, RenderingSettings(tools_text="{{ tools | nothing }}", call_format="auto"))
-    with pytest.raises(InvalidRequest, match="nothing"):
-        broken.check_tools([BASH])
+    for broken, why in (
+        ("{{ tools | nothing }}", "cannot show tools: .*nothing"),
+        ("Call tools.", "does not show"),
+    ):
+        with pytest.raises(StartupError, match=f"rendering.tools_text {why}"):
+            create_renderer(folder, RenderingSettings(tools_text=broken))

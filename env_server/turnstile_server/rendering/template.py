@@ -161,6 +161,8 @@ class TemplateRenderer:
             raise StartupError(
                 f"the chat template of {vocabulary.path} cannot render one user message: {error}"
             ) from error
+        if settings.tools_text:
+            self._check_tools_text()
         self._stop_ids = vocabulary.stop_ids
         self._strict = settings.calls == "strict"
         self._calls = self._call_format(settings)
@@ -197,6 +199,17 @@ class TemplateRenderer:
             self._calls.format.name if isinstance(self._calls, Recognised) else None,
         )
         self._hash = hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+
+    def _check_tools_text(self) -> None:
+        named = [tool.name for tool in PROBE_TOOLS]
+        try:
+            text = self._template.text(
+                self._template.stock([HELLO]), [dict(t.spec) for t in PROBE_TOOLS], prompt=True
+            )
+        except ModelCannotServe as error:
+            raise StartupError(f"rendering.tools_text cannot show tools: {error.message}") from error
+        if not all(name in text for name in named):
+            raise StartupError("rendering.tools_text does not show the tools: let it write each of `tools`")
 
     @property
     def report(self) -> ModelReport:
