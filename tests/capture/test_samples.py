@@ -10,6 +10,7 @@ import pytest
 from capture.play import FACTS, Play, reply
 from turnstile.models import EpisodeStatus, Message
 from turnstile_server.capture import TokenTree, export_samples
+from turnstile_server.capture.token_path import Training
 
 
 def forked() -> Play:
@@ -237,3 +238,29 @@ def test_statistics_are_those_of_the_forest() -> None:
         "parse": {},
         "weight_versions": {"v0": 10},
     }
+
+
+def test_ids_without_a_token_are_listed_by_themselves_and_hide_no_other_reason() -> None:
+    play = Play()
+    trained = play.turn("user:u1", "a1", without_token=[0])
+    cut = play.turn("user:u1 assistant:a1 user:u2", "a2", without_token=[1], finish_reason="abort")
+    nothing = play.turn("user:u1 assistant:a1 user:u2 assistant:a2 user:u3", "a3", without_token=[0, 1])
+    out = play.export()
+    assert {(entry.turn_id, entry.tokens, entry.reason) for entry in out.untrained} == {
+        (trained.turn_id, 1, "id_without_token"),
+        (cut.turn_id, 1, "id_without_token"),
+        (cut.turn_id, 1, "interrupted"),
+        (nothing.turn_id, 2, "id_without_token"),
+    }
+    [row] = out.samples
+    assert row.loss_mask.sum() == out.stats.trained_tokens == 1
+    assert row.logprobs[row.loss_mask == 0].tolist() == [0.0] * (len(row.input_ids) - 1)
+    training = Training.of(play.tree)
+    assert training.reasons == {cut.turn_id: "interrupted", nothing.turn_id: "id_without_token"}
+    assert set(training.trained_in) == {trained.turn_id}
+
+
+@pytest.mark.parametrize("positions", [[-1], [2], [0, 5]])
+def test_an_id_without_a_token_lies_in_the_completion(positions: list[int]) -> None:
+    with pytest.raises(ValueError, match="outside the 2 sampled ones"):
+        Play().turn("user:u1", "a1", without_token=positions)

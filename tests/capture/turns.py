@@ -38,6 +38,7 @@ def make_turn(
     max_new_tokens: int = 64,
     thread: Thread | None = None,
     step: int = 0,
+    without_token: Sequence[int] = (),
 ) -> Turn:
     """A turn in the place that ``match`` found. ``versions``: one weight version per equal part of the reply."""
     count = len(completion_ids)
@@ -53,6 +54,7 @@ def make_turn(
             "dialect": "chat",
             "context_ids": list(context_ids),
             "completion_ids": list(completion_ids),
+            "without_token": tuple(without_token),
             "logprobs": list(logprobs) if logprobs is not None else [-0.5 - i for i in range(count)],
             "weight_spans": [
                 WeightSpan(start=start, end=end, version=version)

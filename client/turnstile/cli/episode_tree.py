@@ -114,7 +114,9 @@ class TurnTree:
         }
 
     def _reasons(self) -> Mapping[str, str]:
-        return {each.turn_id: each.reason for each in self.forest.untrained}
+        rows = zip(self.forest.turn_ids, self.forest.trained_in.tolist(), strict=True)
+        trained = {turn_id for turn_id, row in rows if row >= 0}
+        return {each.turn_id: each.reason for each in self.forest.untrained if each.turn_id not in trained}
 
     def _rows(self) -> Mapping[str, Sequence[ForestRow]]:
         """By the turn at which they end."""

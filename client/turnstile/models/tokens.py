@@ -15,7 +15,7 @@ class WindowTurn(Model):
     start: int
     end: int
     trained: bool
-    """The window's loss mask is 1 on its completion."""
+    """The window's loss mask is 1 on its completion, but for ids without a token."""
     trained_in: str | None = None
     """The id of the sample that trains it; None: no sample does."""
     untrained_reason: str | None = None

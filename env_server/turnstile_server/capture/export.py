@@ -92,14 +92,15 @@ def select(tree: Turns, *, include_untrained: bool = False) -> Selection:
 
 
 def _untrained(tree: Turns, reasons: Mapping[str, str]) -> tuple[Untrained, ...]:
+    """Of a turn's two entries that of its ids without a token comes first."""
     found: list[Untrained] = []
     for node in tree:
-        reason = reasons.get(node.turn_id)
-        if reason is not None and node.trainable_count:
-            found.append(Untrained(turn_id=node.turn_id, tokens=node.trainable_count, reason=reason))
         padding = node.sampled_count - node.trainable_count
         if padding and not node.inherited:
             found.append(Untrained(turn_id=node.turn_id, tokens=padding, reason=WITHOUT_TOKEN))
+        reason = reasons.get(node.turn_id)
+        if reason is not None and node.trainable_count:
+            found.append(Untrained(turn_id=node.turn_id, tokens=node.trainable_count, reason=reason))
     return tuple(found)
 
 

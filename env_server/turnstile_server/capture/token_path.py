@@ -36,7 +36,7 @@ class Training:
         samples = {leaf.turn_id: sample_id(leaf) for leaf in chosen.leaves}
         return cls(
             {turn_id: samples[leaf_id] for turn_id, leaf_id in chosen.owner.items()},
-            {entry.turn_id: entry.reason for entry in chosen.untrained},
+            {entry.turn_id: entry.reason for entry in chosen.untrained if entry.turn_id not in chosen.owner},
         )
 
 
