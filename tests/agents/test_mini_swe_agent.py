@@ -66,7 +66,10 @@ async def mini_swe_run(
 def assert_accounted(run: Run) -> None:
     """Every sampled token of every turn is trained in exactly one sample or listed as untrained."""
     trained = [span.turn_id for sample in run.samples.samples for span in sample.turn_spans if span.trained]
-    untrained = [entry.turn_id for entry in run.samples.untrained]
+    padding = {turn.turn_id: len(turn.without_token) for turn in run.turns if turn.without_token}
+    of_padding = [entry for entry in run.samples.untrained if entry.reason == "id_without_token"]
+    assert {entry.turn_id: entry.tokens for entry in of_padding} == padding
+    untrained = [entry.turn_id for entry in run.samples.untrained if entry.reason != "id_without_token"]
     assert sorted(trained + untrained) == sorted(turn.turn_id for turn in run.turns)
     sampled = sum(len(turn.completion_ids) for turn in run.turns)
     masked = sum(int(sample.loss_mask.sum()) for sample in run.samples.samples)

@@ -66,7 +66,7 @@ async def test_an_episode_from_creation_to_samples(client: Any, door: Door) -> N
     [row] = (await episode.samples()).samples
     assert row.input_ids.dtype == np.int32
     assert row.logprobs.dtype == np.float32
-    assert row.loss_mask.sum() == len(turn.completion_ids)
+    assert row.loss_mask.sum() == len(turn.completion_ids) - len(turn.without_token)
     assert len((await episode.samples(include_untrained=True)).samples) == 1
     [outline] = await episode.turn_outlines()
     assert (outline.turn_id, outline.completion_tokens) == (turn_id, len(turn.completion_ids))

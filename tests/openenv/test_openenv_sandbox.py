@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shutil
+import uuid
 from collections.abc import Iterator
 
+import anyio
 import httpx
 import pytest
 import yaml
@@ -112,15 +114,19 @@ async def test_dropping_the_socket_ends_the_running_command_and_the_episode(sand
 
 async def test_leaving_during_reset_cancels_the_episode_over_http_and_on_a_socket(sandboxed: Door) -> None:
     task = {**TASK, "setup": ["sleep 500"], "setup_timeout_s": 500}
+    names = [f"left-{uuid.uuid4().hex}" for _ in range(2)]
     async with httpx.AsyncClient(base_url=base_url(sandboxed)) as http:
         with pytest.raises(httpx.ReadTimeout):
-            await http.post("/reset", json={"task": task, "episode_id": "left-http"}, timeout=0.5)
-    async with wired(sandboxed) as wire:
-        await wire.send({"type": "reset", "data": {"task": task, "episode_id": "left-socket"}})
-        await wire.send({"type": "close"})
-        with pytest.raises(ConnectionClosed):
-            await wire.receive()
-    for episode_id in ("left-http", "left-socket"):
+            await http.post("/reset", json={"task": task, "episode_id": names[0]}, timeout=0.5)
+        async with wired(sandboxed) as wire:
+            await wire.send({"type": "reset", "data": {"task": task, "episode_id": names[1]}})
+            with anyio.fail_after(60):
+                while (await http.get(f"/episodes/{names[1]}", params={"wait": 1})).status_code == 404:
+                    pass  # a close that comes before the reset is begun leaves nothing
+            await wire.send({"type": "close"})
+            with pytest.raises(ConnectionClosed):
+                await wire.receive()
+    for episode_id in names:
         assert await ended(sandboxed, episode_id) == "cancelled"
 
 
