@@ -139,7 +139,8 @@ async def test_turns_without_arrays_have_their_counts(http: httpx.AsyncClient, e
         place = (await window(http, turn.turn_id, count=0)).turns[-1]
         assert (outline.turn_id, outline.start) == (place.turn_id, place.start)
     rows = decode_samples((await http.get(f"/episodes/{episode_id}/samples")).content)
-    untrained = {one.turn_id: one.reason for one in rows.untrained}
+    trained = {span.turn_id for row in rows.samples for span in row.turn_spans if span.trained}
+    untrained = {one.turn_id: one.reason for one in rows.untrained if one.turn_id not in trained}
     assert {turn.turn_id: turn.untrained_reason for turn in outlines} == {
         turn.turn_id: untrained.get(turn.turn_id) for turn in outlines
     }
