@@ -32,10 +32,6 @@ LOCK: Final = Path(__file__).resolve().parent.parent / "uv.lock"
 PROJECT: Final = "turnstile-rl"
 
 LEFT_OUT: Final[dict[tuple[str, str], str]] = {
-    ("openenv-core", "gradio"): "a web interface; openenv-core can be imported without it. With pandas, 180 MB",
-    ("openenv-core", "tomli"): "its command line",
-    ("openenv-core", "tomli-w"): "its command line",
-    ("fastmcp-slim[server]", "*"): "FastMCP's own server: openenv-core imports its client only",
     ("huggingface-hub", "hf-xet"): "downloads from the Hub: a server reads a model from a folder",
     ("torch", "setuptools"): "compiles extensions of torch",
     ("uvicorn[standard]", "watchfiles"): "uvicorn --reload",

@@ -31,7 +31,7 @@ from turnstile_server.control.catalog import build_catalog_router
 from turnstile_server.control.engine_routes import build_engine_router
 from turnstile_server.control.events import build_event_router
 from turnstile_server.control.live_routes import build_live_router
-from turnstile_server.control.openenv import OpenEnvLoader, OpenEnvParts, build_openenv_router, preloading
+from turnstile_server.control.openenv import OpenEnvParts, OpenEnvServer, build_openenv_router, build_task_router
 from turnstile_server.control.result_routes import build_result_router
 from turnstile_server.control.trainer_sampling import TrainerSampling
 from turnstile_server.control.viewer_routes import build_viewer_router
@@ -283,7 +283,7 @@ async def _control_app(
     sampling = TrainerSampling(
         episodes, parked_calls, lambda text, close: renderer.encode_completion(text, close=close), workers
     )
-    openenv = OpenEnvLoader(
+    openenv = OpenEnvServer(
         OpenEnvParts(
             episodes,
             episodes,
@@ -297,7 +297,6 @@ async def _control_app(
             address,
         )
     )
-    await stack.enter_async_context(preloading(openenv, settings.openenv.preload))
     sources = LiveSources(parts.metrics, parts.journal.stats, engines.fleet, backends.sandboxes)
     live = await stack.enter_async_context(live_samples(sources, settings.observability))
     inspector = Inspector(episodes, renderer.token_bytes, workers)
@@ -336,6 +335,7 @@ async def _control_app(
         build_live_router(live),
         build_viewer_router(),
         build_openenv_router(openenv, production=settings.openenv.mode == "production"),
+        build_task_router(backends.tasks),
     ]
     if parts.is_worker:
         admin = engines.control

@@ -382,13 +382,6 @@ class FinishedEarly(TurnstileError):
     fault = Fault.CALLER
 
 
-class NotInstalled(TurnstileError):
-    """A part of the server whose packages are not installed."""
-
-    status = 501
-    type = "not_installed"
-
-
 class StartupError(TurnstileError):
     """A configuration that the server cannot run with; the process prints this sentence and exits with code 2."""
 

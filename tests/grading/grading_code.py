@@ -28,6 +28,12 @@ def sees_facts(*, facts: dict[str, Any], **_: Any) -> float:
     return float(facts["episode_id"] == "ep" and facts["world_scores"] is None)
 
 
+def from_its_own_packages(**_: Any) -> float:
+    import only_there
+
+    return float(only_there.VALUE if os.environ["WHICH"] == "other" else 0)
+
+
 def raises(**_: Any) -> float:
     raise RuntimeError("the reason")
 

@@ -4,6 +4,7 @@ process."""
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 import threading
 from functools import partial
@@ -133,6 +134,41 @@ async def test_an_openenv_rubric_is_a_grader_and_its_children_stand_beside_it() 
     assert graded.components["code.both"] == graded.components["code"] == graded.reward
     assert graded.components["code.both.rubric_0"] == 0.25
     assert grade_in_words(graded.detail, graded.components) == "code: code is 0.4"
+
+
+@pytest.mark.agents
+async def test_a_rubric_runs_in_the_python_that_has_openenv() -> None:
+    python = os.environ.get("TURNSTILE_OPENENV_PYTHON")
+    if not python:
+        pytest.skip("set TURNSTILE_OPENENV_PYTHON (scripts/ci_installs.sh)")
+    graded = await grader(None, python=python).grade(the_task("rubric", "TREE"), Work(answer="long enough"))
+    assert graded.reward == pytest.approx(0.8 * 0.25 + 0.2)
+    assert graded.components["code.both.rubric_0"] == 0.25
+
+
+async def test_code_runs_in_the_python_of_the_settings_with_its_own_packages(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nWHICH=other PYTHONPATH={tmp_path} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    (tmp_path / "only_there.py").write_text("VALUE = 0.375\n")
+    task = the_task("function", "from_its_own_packages")
+    assert (await grader(None, python=python).grade(task, Work())).reward == 0.375
+    with pytest.raises(GraderFailed, match="only_there"):
+        await grader(None).grade(task, Work())
+
+
+def test_a_rubric_without_openenv_is_refused_at_start_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "t.yaml").write_text(
+        f"id: t\ninstruction: x\ngrading:\n  own: {{grader: rubric, target: '{RUBRICS}:TREE'}}\n"
+    )
+    settings: dict[str, Any] = {"data_dir": tmp_path / "data", "tasks": {"sources": [str(tmp_path / "t.yaml")]}}
+    monkeypatch.setattr("turnstile_server.kinds.host_code.options.find_spec", lambda name: None)
+    with pytest.raises(StartupError, match=r"environment of its own.*grading\.python"):
+        build_backends(Settings.model_validate(settings))
+    with pytest.raises(StartupError, match=r"grading\.python names /no/python, which is no file"):
+        build_backends(Settings.model_validate({**settings, "grading": {"python": "/no/python"}}))
 
 
 @pytest.mark.thorough

@@ -30,8 +30,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def test_openenv_validate_passes(folder: Path) -> None:
-    assert validate_multi_mode_deployment(folder) == (True, [])
+def test_the_checks_of_the_last_openenv_core_find_only_that_the_server_does_without_it(folder: Path) -> None:
+    issues = ["Missing required dependency: openenv-core>=0.2.0 (or openenv>=0.2.0)"]
+    assert validate_multi_mode_deployment(folder) == (False, issues)
 
 
 def test_the_checks_of_openenv_push_pass_without_a_warning(

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
-from types import ModuleType
 
 import anyio
-import httpx
 import pytest
 from openenv_support import REPLY_S, TASK, base_url, ended, wired
 
 from control_support import OpenDoor
-from turnstile_server.control.openenv import OpenEnvLoader, preloading
-from waiting import wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -28,9 +23,6 @@ async def test_an_answer_is_held_back_for_no_longer_than_wait_s(open_door: OpenD
 
 async def test_a_peer_that_answers_no_ping_is_gone(open_door: OpenDoor) -> None:
     with open_door(openenv={"ping_interval_s": 0.05, "ping_timeout_s": 0.2}) as door:
-        # Imports openenv-core, which takes longer than this socket may be silent for.
-        async with httpx.AsyncClient(base_url=base_url(door), timeout=REPLY_S) as http:
-            (await http.get("/schema")).raise_for_status()
         host, port = door.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         path = base_url(door).removeprefix(door.url) + "/ws"
@@ -46,30 +38,3 @@ async def test_a_peer_that_answers_no_ping_is_gone(open_door: OpenDoor) -> None:
                 assert read, "the socket was closed before reset was answered"
         assert await ended(door, "no-pong") == "cancelled"
         writer.close()
-
-
-class CountedServer:
-    made = 0
-
-    def __init__(self, parts: object) -> None:
-        type(self).made += 1
-
-
-@pytest.fixture
-def counted(monkeypatch: pytest.MonkeyPatch) -> type[CountedServer]:
-    module = ModuleType("counted_server")
-    module.OpenEnvServer = CountedServer  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "counted_server", module)
-    monkeypatch.setattr(CountedServer, "made", 0)
-    return CountedServer
-
-
-async def test_preload_makes_the_door_before_anybody_asks_and_once(counted: type[CountedServer]) -> None:
-    loader = OpenEnvLoader(None, "counted_server")  # type: ignore[arg-type]
-    async with preloading(loader, wanted=False):
-        await anyio.wait_all_tasks_blocked()
-    assert counted.made == 0
-    async with preloading(loader, wanted=True):
-        await wait_until(lambda: counted.made)
-        await loader.server()
-    assert counted.made == 1

@@ -23,6 +23,8 @@ COME_WITH = {"mcp_types": "mcp", "pydantic_core": "pydantic"}
 """Packages that another one pins to the one version that fits it."""
 IN_SANDBOXES = frozenset({"turnstile_helper"})
 """Ours, and put there by the server."""
+IN_OTHER_PYTHONS = frozenset({"openenv"})
+"""Imported by programs that a setting gives a Python of its own, and by what runs in a trainer."""
 SERVER_EXTRAS = frozenset({"server", "embedded"})
 ENVIRONMENTS = environments(project())
 
@@ -32,7 +34,8 @@ def imports(package: str) -> dict[str, set[str]]:
     """What ``package`` imports of others: the name, and the distributions that it may be of."""
     graph = grimp.build_graph(package, cache_dir=None, include_external_packages=True)
     others = {module for module in graph.modules if graph.is_module_squashed(module)} - PACKAGES.keys()
-    return {name: distributions(name) for name in others - sys.stdlib_module_names - IN_SANDBOXES}
+    elsewhere = IN_SANDBOXES | IN_OTHER_PYTHONS
+    return {name: distributions(name) for name in others - sys.stdlib_module_names - elsewhere}
 
 
 @cache

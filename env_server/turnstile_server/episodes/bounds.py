@@ -44,6 +44,8 @@ class EpisodeBounds(Bounds):
     snapshot_wait_s: float = 60.0
     """With every_turn: how long a model call waits for the snapshot of the turn before it; then it goes on without
     one."""
+    agent_output: int = 64 << 10
+    """Bytes of an agent's output that are kept, the last ones."""
     max_spans: int = 5000
     """Tool calls, failed model calls and snapshots of one episode whose times are recorded ([spans](spans.md));
     further ones are counted."""

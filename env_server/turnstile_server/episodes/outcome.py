@@ -27,7 +27,7 @@ class AgentEnd:
 
     exit_code: int
     output: str
-    """Standard output, then standard error; bounded by ``agents.max_output_bytes``."""
+    """Standard output, then standard error; bounded by ``EpisodeBounds.agent_output``."""
     reported: LoggedEnding | None = None
     """The ending by its own log, where its spec has rules for reading it."""
 

@@ -20,6 +20,7 @@ from turnstile_server.backends import Backends
 from turnstile_server.egress.bounds import EgressBounds
 from turnstile_server.egress.log import NetworkLog
 from turnstile_server.egress.policy import NetworkPhase
+from turnstile_server.episodes.bounds import EpisodeBounds
 from turnstile_server.episodes.fork_point import put_files
 from turnstile_server.episodes.outcome import AgentEnd
 from turnstile_server.episodes.plan import Plan
@@ -54,7 +55,7 @@ class EpisodeSandbox:
         self._task = plan.task
         self._spec = spec
         self._backends = backends
-        self._max_output_bytes = settings.agents.max_output_bytes
+        self._max_output_bytes = settings.episodes.bounds_of(EpisodeBounds).agent_output
         self._task_settings = settings.tasks
         self._max_work_bytes = settings.sandboxes.max_archive_bytes
         self.network = NetworkLog(settings.egress.bounds_of(EgressBounds).max_decisions)

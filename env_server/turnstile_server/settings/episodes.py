@@ -187,9 +187,6 @@ class AgentSettings(Section):
         "folder.",
     )
     install_timeout_s: float = Field(900.0, gt=0, description="Time to install one agent.")
-    max_output_bytes: int = Field(
-        64 << 10, ge=1024, description="How many of the last bytes of an agent's output are kept."
-    )
 
 
 CodeTarget = Annotated[str, Field(pattern=r"^.+:[A-Za-z_]\w*$")]
@@ -225,6 +222,11 @@ class GradingSettings(BoundedSection):
         default_factory=dict,
         description="Python functions and OpenEnv rubrics as graders, by name: `module:name` or `file.py:name` "
         "([code](grading.md#python-functions)).",
+    )
+    python: Path | None = Field(
+        None,
+        description="The Python that runs functions and rubrics, with the packages that they import, such as "
+        "`openenv`; none: the server's own.",
     )
     judges: dict[str, JudgeSettings] = Field(
         default_factory=dict,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator
+from pydantic import Field, FiniteFloat, field_validator
 
 from turnstile_server.settings.section import BoundedSection, Port
 
@@ -93,9 +93,10 @@ class OpenEnvSettings(BoundedSection):
         description="`production`: OpenEnv clients get tools only. `reset`, `step` and `state` are not served, "
         "over HTTP or WebSockets.",
     )
-    preload: bool = Field(
-        False,
-        description="Import openenv-core in the background after the start. False: at the first OpenEnv request.",
+    step_reward: FiniteFloat | None = Field(
+        None,
+        description="Reward of a step whose episode goes on. None, which is the truth: there is none yet. A "
+        "number is for `openenv validate`, which wants one of every step.",
     )
     wait_s: float = Field(
         45.0,

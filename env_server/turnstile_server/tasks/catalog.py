@@ -11,6 +11,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import anyio.to_thread
 
@@ -21,6 +22,7 @@ from turnstile_server.tasks.selection import TaskSelection, digest_of, labels_of
 
 _KEPT_SELECTIONS = 8
 """Orders of ids; every page of a listing asks for the same one."""
+DEFAULT_SPLIT = "train"
 _CLOSE_AMONG = 20_000
 """Ids that are compared for a hint, which takes a quarter of a second for so many."""
 
@@ -71,6 +73,14 @@ class TaskCatalog:
     @property
     def ids(self) -> Sequence[str]:
         return tuple(self._tasks)
+
+    @cached_property
+    def splits(self) -> Mapping[str, Sequence[str]]:
+        """Ids by the label ``split``, in their order; a task without one is of DEFAULT_SPLIT."""
+        found: dict[str, list[str]] = {}
+        for task in self._tasks.values():
+            found.setdefault(_labels(task).get("split") or DEFAULT_SPLIT, []).append(task.id)
+        return {name: tuple(ids) for name, ids in found.items()}
 
     @property
     def in_memory(self) -> Iterator[Task]:

@@ -72,6 +72,12 @@ ROUTES: Final[Mapping[tuple[str, str], Way]] = {
     ("GET", "/sandboxes"): Way.ANY,
     # OpenEnv
     ("GET", "/metadata"): Way.ANY,
+    ("GET", "/list_environments"): Way.ANY,
+    ("GET", "/{env_name}/splits"): Way.ANY,
+    ("POST", "/{env_name}/tasks"): Way.ANY,
+    ("POST", "/{env_name}/num_tasks"): Way.ANY,
+    ("POST", "/{env_name}/task"): Way.ANY,
+    ("POST", "/{env_name}/task_range"): Way.ANY,
     ("GET", "/schema"): Way.ANY,
     ("POST", "/reset"): Way.PLACED,
     ("POST", "/step"): Way.SESSION,

@@ -21,7 +21,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from yarl import URL
 
 from turnstile_server.control.body import json_bytes
-from turnstile_server.control.openenv.routes import SERVER_ERROR, rpc_error
+from turnstile_server.control.openenv.openenv_wire import JsonRpcErrorCode, rpc_error
 from turnstile_server.errors import TurnstileError
 from turnstile_server.workers.creation import Creations, WantedEpisode
 from turnstile_server.workers.forward import passed_headers
@@ -79,7 +79,9 @@ def _frame_refusal(error: TurnstileError, _request_id: Any) -> str:
 
 
 def _rpc_refusal(error: TurnstileError, request_id: Any) -> str:
-    return json_bytes(rpc_error(SERVER_ERROR, error.message, error.type, request_id)).decode()
+    return json_bytes(
+        rpc_error(JsonRpcErrorCode.SERVER_ERROR, error.message, request_id, {"type": error.type})
+    ).decode()
 
 
 class _Relay:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
-from openenv.core.env_server.mcp_types import ToolError, ToolErrorType
 from starlette.types import ASGIApp
 
 from turnstile_server.control.body import json_bytes, parse_json
+from turnstile_server.control.openenv.openenv_wire import OpenEnvToolError, ToolErrorType
 from turnstile_server.errors import SandboxFailed, TurnstileError, error_of_type
 from turnstile_server.tools.arguments import json_size
 from turnstile_server.tools.protocol import ToolDirectory, ToolResult, ToolSpec
@@ -46,7 +46,7 @@ class ToolAnswer:
     tool, or that no tool could run."""
 
     result: ToolResult | None = None
-    error: ToolError | None = None
+    error: OpenEnvToolError | None = None
 
 
 class EpisodeToolCalls:
@@ -73,10 +73,10 @@ class EpisodeToolCalls:
                 with episode.recorded(name, json_size(arguments)) as span:
                     span.error = "tool_error"
                 message = f"there is no tool {name!r} in this episode; there are {', '.join(known)}"
-                return ToolAnswer(error=ToolError(error_type=ToolErrorType.TOOL_NOT_FOUND, message=message))
+                return ToolAnswer(error=OpenEnvToolError(error_type=ToolErrorType.TOOL_NOT_FOUND, message=message))
             done = await self._toolbox.call(episode, name, arguments)
         except TurnstileError as error:
             lost = isinstance(error, SandboxFailed)
             kind = ToolErrorType.TRANSPORT_ERROR if lost else ToolErrorType.EXECUTION_ERROR
-            return ToolAnswer(error=ToolError(error_type=kind, message=f"{error.type}: {error.message}"))
+            return ToolAnswer(error=OpenEnvToolError(error_type=kind, message=f"{error.type}: {error.message}"))
         return ToolAnswer(done)

@@ -4,27 +4,21 @@ What must hold: ``release`` cancels the episode that the environment started and
 episode ends by its own limits only. The time limits of a step are its own and those of the tool or the model.
 Failures of the agent are observations; mistakes of the trainer are errors. Rewards are the episode's; none is
 computed here.
-
-The framework's own server is not used (``docs/openenv.md`` says why), so only the asynchronous half of the
-interface runs.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import anyio
-from openenv.core.env_server.interfaces import Environment
-from openenv.core.env_server.mcp_types import Tool, ToolError, ToolErrorType
-from openenv.core.env_server.types import EnvironmentMetadata
 
 from turnstile.models import CompletionRequest, Episode, EpisodeCreated, EpisodeStatus, new_id
 from turnstile_server.control.bounds import ControlBounds
 from turnstile_server.control.openenv.agent_calls import EpisodeToolCalls, ModelCalls, ToolAnswer
-from turnstile_server.control.openenv.openenv_parts import OpenEnvParts, metadata
+from turnstile_server.control.openenv.openenv_parts import OpenEnvParts
 from turnstile_server.control.openenv.openenv_types import (
     ResetParameters,
     TurnstileAction,
@@ -33,6 +27,7 @@ from turnstile_server.control.openenv.openenv_types import (
     error_of,
     outcome,
 )
+from turnstile_server.control.openenv.openenv_wire import OpenEnvTool, OpenEnvToolError, ToolErrorType
 from turnstile_server.control.openenv.task_choice import TaskChoice
 from turnstile_server.control.openenv.tool_wire import chat_function, observed, openenv_tool
 from turnstile_server.errors import Conflict, NotFound, TurnstileError, error_of_type
@@ -40,7 +35,6 @@ from turnstile_server.tools.protocol import ToolSpec
 
 _LOG = logging.getLogger(__name__)
 _WAITING = (EpisodeStatus.QUEUED, EpisodeStatus.PREPARING)
-_ASYNC_ONLY = "this environment lives on its server's event loop: use reset_async and step_async"
 
 
 @dataclass(slots=True)
@@ -51,14 +45,11 @@ class SessionSocket:
     closing: bool = False
 
 
-class TurnstileEnvironment(Environment[TurnstileAction, TurnstileObservation, TurnstileState]):
+class TurnstileEnvironment:
     """At most one episode at a time; ``reset`` releases the one before."""
-
-    SUPPORTS_CONCURRENT_SESSIONS = True
 
     def __init__(self, parts: OpenEnvParts, choice: TaskChoice, agent_url: str) -> None:
         """``choice``: of tasks, where a reset names none. ``agent_url``: the agent listener's, for this client."""
-        super().__init__()
         self._parts = parts
         self._choice = choice
         self._agent_url = agent_url
@@ -93,20 +84,9 @@ class TurnstileEnvironment(Environment[TurnstileAction, TurnstileObservation, Tu
         """True if it has an episode that had not ended when it was last seen."""
         return self._seen is not None and not self._seen.status.ended
 
-    def get_metadata(self) -> EnvironmentMetadata:
-        return EnvironmentMetadata.model_validate(metadata())
+    # OpenEnv's interface
 
-    # The interface
-
-    def reset(self, seed: int | None = None, episode_id: str | None = None, **_: Any) -> TurnstileObservation:
-        raise RuntimeError(_ASYNC_ONLY)
-
-    def step(self, action: TurnstileAction, timeout_s: float | None = None, **_: Any) -> TurnstileObservation:
-        raise RuntimeError(_ASYNC_ONLY)
-
-    async def reset_async(
-        self, /, seed: int | None = None, episode_id: str | None = None, **rest: Any
-    ) -> TurnstileObservation:
+    async def reset(self, parameters: Mapping[str, Any]) -> TurnstileObservation:
         """Start an episode with the fields of ``ResetParameters``; without a task, ``TaskChoice`` chooses one.
 
         For an external agent the answer comes once the episode runs, after ``openenv.wait_s`` at the latest.
@@ -114,17 +94,20 @@ class TurnstileEnvironment(Environment[TurnstileAction, TurnstileObservation, Tu
         while it was prepared.
         """
         async with self._beginning:  # a session's socket and HTTP may both begin one
-            return await self._reset(seed, episode_id, rest)
+            return await self._reset(parameters)
 
-    async def _reset(self, seed: int | None, episode_id: str | None, rest: dict[str, Any]) -> TurnstileObservation:
-        given = {"seed": seed, "episode_id": episode_id}
-        asked = ResetParameters.model_validate({**rest, **{k: v for k, v in given.items() if v is not None}})
+    async def _reset(self, parameters: Mapping[str, Any]) -> TurnstileObservation:
+        unset = {name for name in ("seed", "episode_id") if parameters.get(name) is None}
+        asked = ResetParameters.model_validate({k: v for k, v in parameters.items() if k not in unset})
         if asked.episode_id is None and self._first_id is not None:
             asked = asked.model_copy(update={"episode_id": self._first_id})
         await self.release()
         self._created, self._seen, self._steps = None, None, 0
         self._choice.seed(asked.seed)
-        chosen = (asked.task_id, asked.seed) if asked.names_task else self._choice.choose(asked.seed)
+        if asked.names_task:
+            chosen = asked.task_id, asked.seed
+        else:
+            chosen = self._choice.choose(asked.seed, asked.split, asked.index)
         # A created episode must have an owner, so a caller that leaves now is noticed after the creation.
         with anyio.CancelScope(shield=True):
             created, _ = await self._parts.episodes.create(asked.request(*chosen), self._agent_url)
@@ -150,9 +133,7 @@ class TurnstileEnvironment(Environment[TurnstileAction, TurnstileObservation, Tu
         }
         return self._observation(**{name: value for name, value in fields.items() if value is not None})
 
-    async def step_async(
-        self, action: TurnstileAction, timeout_s: float | None = None, **_: Any
-    ) -> TurnstileObservation:
+    async def step(self, action: TurnstileAction, timeout_s: float | None = None) -> TurnstileObservation:
         """Run one action. Raises Conflict without an episode to act in, and the errors of the episode service.
 
         ``call_tool`` begins an episode where there is none: OpenEnv's tool client may leave ``reset`` out.
@@ -223,7 +204,7 @@ class TurnstileEnvironment(Environment[TurnstileAction, TurnstileObservation, Tu
         assert self._seen is not None
         return self._tools.of(self._seen.episode_id, self._key("list_tools"))
 
-    # Beside the framework's interface
+    # What JSON-RPC needs besides
 
     async def call_tool(self, name: str, arguments: dict[str, Any]) -> ToolAnswer:
         """A step that calls a tool, as the tool answers it. There must be an episode. Raises Conflict where its
@@ -238,7 +219,7 @@ class TurnstileEnvironment(Environment[TurnstileAction, TurnstileObservation, Tu
             if self._seen is not None:
                 return
             try:
-                await self._reset(None, None, {})
+                await self._reset({})
             except BaseException:
                 await self.release()
                 self._created, self._seen = None, None
@@ -310,7 +291,7 @@ class TurnstileEnvironment(Environment[TurnstileAction, TurnstileObservation, Tu
                 fields = {name: choice[name] for name in ("message", "finish_reason")} | {"usage": answer["usage"]}
             except TurnstileError as refusal:
                 message = f"{refusal.type}: {refusal.message}"
-                fields = {"error": ToolError(error_type=ToolErrorType.EXECUTION_ERROR, message=message)}
+                fields = {"error": OpenEnvToolError(error_type=ToolErrorType.EXECUTION_ERROR, message=message)}
         return await self._observed(**fields)
 
     async def _complete(self, action: TurnstileAction, limit_s: float | None) -> TurnstileObservation:
@@ -390,16 +371,19 @@ class TurnstileEnvironment(Environment[TurnstileAction, TurnstileObservation, Tu
 
     def _observation(self, **fields: Any) -> TurnstileObservation:
         assert self._seen is not None
-        return TurnstileObservation(step=self._steps, **outcome(self._seen), **fields)
+        given = outcome(self._seen)
+        if self._steps and not self._seen.status.ended:
+            given["reward"] = self._parts.settings.step_reward
+        return TurnstileObservation(step=self._steps, **given, **fields)
 
 
 def _timeout(what: str, limit_s: float | None) -> ToolAnswer:
     """The answer to a call that ``timeout_s`` stopped."""
     message = f"{what} was stopped after timeout_s = {limit_s}"
-    return ToolAnswer(error=ToolError(error_type=ToolErrorType.TIMEOUT, message=message))
+    return ToolAnswer(error=OpenEnvToolError(error_type=ToolErrorType.TIMEOUT, message=message))
 
 
-def _shown(specs: Sequence[ToolSpec]) -> list[Tool]:
+def _shown(specs: Sequence[ToolSpec]) -> list[OpenEnvTool]:
     return [openenv_tool(spec) for spec in specs]
 
 

@@ -2,7 +2,7 @@
 
 Client: ``{"type": "reset"|"step"|"mcp", "data": {…}}``, ``{"type": "state"|"close"}``. Server:
 ``{"type": "observation"|"state"|"mcp", "data": {…}}``, ``{"type": "error", "data": {"message", "code", …}}``, as
-openenv-core 0.3.0 writes them. In production mode there are ``mcp`` and ``close`` only.
+OpenEnv writes them. In production mode there are ``mcp`` and ``close`` only.
 """
 
 from __future__ import annotations
@@ -11,17 +11,6 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from openenv.core.env_server.mcp_types import WSMCPMessage, WSMCPResponse
-from openenv.core.env_server.types import (
-    WSCloseMessage,
-    WSErrorCode,
-    WSErrorResponse,
-    WSObservationResponse,
-    WSResetMessage,
-    WSStateMessage,
-    WSStateResponse,
-    WSStepMessage,
-)
 from pydantic import ValidationError
 
 from turnstile_server.control.body import parse_json
@@ -29,6 +18,18 @@ from turnstile_server.control.openenv.environment import TurnstileEnvironment
 from turnstile_server.control.openenv.jsonrpc import JsonRpc, RpcSession
 from turnstile_server.control.openenv.openenv_parts import PRODUCTION
 from turnstile_server.control.openenv.openenv_types import TurnstileAction, serialise
+from turnstile_server.control.openenv.openenv_wire import (
+    WSCloseMessage,
+    WSErrorCode,
+    WSErrorResponse,
+    WSMCPMessage,
+    WSMCPResponse,
+    WSObservationResponse,
+    WSResetMessage,
+    WSStateMessage,
+    WSStateResponse,
+    WSStepMessage,
+)
 from turnstile_server.control.openenv.socket import SocketLimits, SocketProtocol
 from turnstile_server.errors import InvalidRequest, QueueFull, TurnstileError, Unprocessable
 
@@ -92,12 +93,12 @@ class FrameProtocol(SocketProtocol[SocketFrame | str]):
         environment = self._environment
         match frame:
             case WSResetMessage():
-                observation = await environment.reset_async(**frame.data)
+                observation = await environment.reset(frame.data)
                 if not environment.owned or environment.session is not None:
                     await self._started(environment)
                 return WSObservationResponse(data=serialise(observation)).model_dump_json()
             case WSStepMessage():
-                observation = await environment.step_async(TurnstileAction.model_validate(frame.data))
+                observation = await environment.step(TurnstileAction.model_validate(frame.data))
                 return WSObservationResponse(data=serialise(observation)).model_dump_json()
             case WSMCPMessage():
                 answer = await self._rpc.answer(frame.data, self._session)

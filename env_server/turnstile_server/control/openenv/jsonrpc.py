@@ -18,12 +18,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from openenv.core.env_server.mcp_types import JsonRpcErrorCode, JsonRpcResponse, ToolErrorType
 from pydantic import ValidationError
 
 from turnstile_server.control.body import json_bytes, parse_json
 from turnstile_server.control.openenv.environment import TurnstileEnvironment
 from turnstile_server.control.openenv.openenv_parts import metadata
+from turnstile_server.control.openenv.openenv_wire import JsonRpcErrorCode, ToolErrorType, rpc_error, rpc_result
 from turnstile_server.control.openenv.socket import SocketLimits, SocketProtocol
 from turnstile_server.control.openenv.tool_wire import mcp_result, mcp_tool
 from turnstile_server.errors import NotFound, QueueFull, TurnstileError, Unprocessable
@@ -87,20 +87,20 @@ class JsonRpc:
                 return None
             result = await self._result(method, {"episode_id": session.episode_id, **params}, session)
         except InvalidRpc as error:
-            return error_answer(error.code, str(error), request_id, error.data)
+            return rpc_error(error.code, str(error), request_id, error.data)
         except ValidationError as error:
             found = error.errors(include_url=False, include_context=False, include_input=False)
             said = "; ".join(f"{'.'.join(map(str, item['loc'])) or 'params'}: {item['msg']}" for item in found)
-            return error_answer(JsonRpcErrorCode.INVALID_PARAMS, said, request_id)
+            return rpc_error(JsonRpcErrorCode.INVALID_PARAMS, said, request_id)
         except TurnstileError as error:
             wrong = isinstance(error, NotFound | Unprocessable) and not isinstance(error, QueueFull)
             code = JsonRpcErrorCode.INVALID_PARAMS if wrong else JsonRpcErrorCode.SERVER_ERROR
-            return error_answer(code, error.message, request_id, {"type": error.type})
+            return rpc_error(code, error.message, request_id, {"type": error.type})
         except Exception:  # noqa: BLE001 - the boundary: JSON-RPC has an answer for this
             _LOG.exception("a message on /mcp failed")
             said = "the server failed; its log says why"
-            return error_answer(JsonRpcErrorCode.INTERNAL_ERROR, said, request_id)
-        return JsonRpcResponse.success(result=result, request_id=request_id).model_dump()
+            return rpc_error(JsonRpcErrorCode.INTERNAL_ERROR, said, request_id)
+        return rpc_result(result, request_id)
 
     async def _result(self, method: str, params: dict[str, Any], session: RpcSession) -> Any:
         match method:
@@ -182,11 +182,11 @@ class RpcProtocol(SocketProtocol[RpcText]):
     def parse(self, text: str) -> RpcText:
         too_long = self._limits.refusal(text)
         if too_long is not None:
-            return RpcText(None, error_answer(JsonRpcErrorCode.INVALID_REQUEST, too_long))
+            return RpcText(None, rpc_error(JsonRpcErrorCode.INVALID_REQUEST, too_long))
         try:
             return RpcText(parse_json(text))
         except ValueError as error:
-            return RpcText(None, error_answer(JsonRpcErrorCode.PARSE_ERROR, f"not JSON: {error}"))
+            return RpcText(None, rpc_error(JsonRpcErrorCode.PARSE_ERROR, f"not JSON: {error}"))
 
     async def answer(self, text: RpcText) -> str | None:
         refusal = text.refusal
@@ -195,12 +195,7 @@ class RpcProtocol(SocketProtocol[RpcText]):
 
     def full(self, message: str, sockets: int, most: int) -> str:
         data = {"active_sessions": sockets, "max_sessions": most}
-        return json_bytes(error_answer(JsonRpcErrorCode.SERVER_ERROR, message, data=data)).decode()
-
-
-def error_answer(code: JsonRpcErrorCode, message: str, request_id: Any = None, data: Any = None) -> dict[str, Any]:
-    wellformed = request_id if isinstance(request_id, str | int) else None
-    return JsonRpcResponse.error_response(code, message, data, wellformed).model_dump()
+        return json_bytes(rpc_error(JsonRpcErrorCode.SERVER_ERROR, message, data=data)).decode()
 
 
 def _with_episode(environment: TurnstileEnvironment) -> TurnstileEnvironment:

@@ -1,4 +1,4 @@
-"""The parts that the OpenEnv server is built from, and the environment's metadata. Needs no ``openenv-core``."""
+"""The parts that the OpenEnv server is built from, and the environment's metadata."""
 
 from __future__ import annotations
 

@@ -1,20 +1,25 @@
-"""Action, observation and state on the framework's types (openenv-core 0.3.0).
+"""Action, observation and state of this environment.
 
-All data is in declared fields, because the framework drops an observation's ``metadata``. Fields that do not apply
-are left out on the wire: the published tool client tells observations apart by the fields they have (``tools``: a
-ListToolsObservation, ``tool_name``: a CallToolObservation).
+All data is in declared fields; ``metadata``, which clients before 0.5 drop, names the episode and its task too.
+Fields that do not apply are left out on the wire: the published tool client tells observations apart by the fields
+they have (``tools``: a ListToolsObservation, ``tool_name``: a CallToolObservation).
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from openenv.core.env_server.mcp_types import Tool, ToolError
-from openenv.core.env_server.types import Action, Observation, State
 from pydantic import ConfigDict, Field, FiniteFloat, model_validator
 
 from turnstile.models import Episode, EpisodeRequest, ErrorInfo, TaskRef, why_of
 from turnstile.models.base import MAX_INT32, MAX_SECONDS, JsonObject, JsonObjects
+from turnstile_server.control.openenv.openenv_wire import (
+    OpenEnvAction,
+    OpenEnvObservation,
+    OpenEnvState,
+    OpenEnvTool,
+    OpenEnvToolError,
+)
 
 _FIELDS = {
     "list_tools": frozenset[str](),
@@ -31,7 +36,7 @@ _OF_A_COMPLETION = frozenset({"call_id", "weight_version"})
 _ALWAYS = frozenset({"type", "timeout_s", "metadata"})
 
 
-class TurnstileAction(Action):
+class TurnstileAction(OpenEnvAction):
     """The action that ``step`` takes. ``type`` says which of the other fields apply."""
 
     type: Literal["list_tools", "call_tool", "generate", "wait", "finish"]
@@ -85,7 +90,7 @@ class TurnstileAction(Action):
         return any(getattr(self, name) is not None for name in _COMPLETES)
 
 
-class TurnstileObservation(Observation):
+class TurnstileObservation(OpenEnvObservation):
     """The observation from ``reset`` and ``step``; ``reward`` and ``done`` are beside it on the wire."""
 
     episode_id: str | None = Field(None, description="The episode; none before `reset`.")
@@ -95,14 +100,14 @@ class TurnstileObservation(Observation):
     model_url: str | None = Field(None, description="`reset`: where an external agent calls the model.")
     tool_url: str | None = Field(None, description="`reset`: the episode's MCP server.")
     episode_key: str | None = Field(None, description="`reset`, external agents: opens both.")
-    tools: list[Tool] | None = Field(None, description="`list_tools`.")
+    tools: list[OpenEnvTool] | None = Field(None, description="`list_tools`.")
     tool_name: str | None = Field(None, description="`call_tool`: the tool that was called.")
     result: Any = Field(None, description="`call_tool`: the tool's text, also when the tool failed.")
     structured: dict[str, Any] | None = Field(
         None, description="`call_tool`: the result as the tool's output schema describes it, where it has one."
     )
     is_error: bool = Field(False, description="`call_tool`: the tool failed; `result` says why.")
-    error: ToolError | None = Field(None, description="The tool or model call could not be made.")
+    error: OpenEnvToolError | None = Field(None, description="The tool or model call could not be made.")
     message: dict[str, Any] | None = Field(None, description="`generate`: the reply, as in Chat Completions.")
     finish_reason: str | None = Field(None, description="`generate`: stop, length or tool_calls.")
     usage: dict[str, Any] | None = Field(None, description="`generate`: tokens.")
@@ -121,7 +126,7 @@ class TurnstileObservation(Observation):
     )
 
 
-class TurnstileState(State):
+class TurnstileState(OpenEnvState):
     """The episode, which the client may ask for at any time."""
 
     status: str | None = None
@@ -147,6 +152,10 @@ class ResetParameters(EpisodeRequest):
 
     task: TaskRef = TaskRef()
     task_id: str | None = None
+    split: str | None = None
+    """Without ``index``: the task is chosen among those of the split."""
+    index: Annotated[int, Field(ge=0)] | None = None
+    """Position in the split; without one, in the catalogue."""
     detached: bool = False
     """True: the episode goes on when its socket closes."""
 
@@ -154,7 +163,10 @@ class ResetParameters(EpisodeRequest):
     def _at_most_one_task(self) -> ResetParameters:
         if self.task_id is not None and self._inline:
             raise ValueError("name one task: task_id, or task (an object with an instruction), and not both")
-        if not self.names_task and self.idempotency_key is not None and self.seed is None:
+        if self.names_task and (self.split is not None or self.index is not None):
+            raise ValueError("name one task: task_id, task, or split and index")
+        chosen = self.names_task or self.index is not None or self.seed is not None
+        if self.idempotency_key is not None and not chosen:
             raise ValueError("idempotency_key needs a task or a seed: without them every reset takes another task")
         return self
 
@@ -174,13 +186,15 @@ class ResetParameters(EpisodeRequest):
 
 
 def serialise(observation: TurnstileObservation) -> dict[str, Any]:
-    """The observation as the framework sends one, without the fields that were not set."""
-    left_out = {"reward", "done", "metadata"}
-    return {
-        "observation": observation.model_dump(mode="json", exclude=left_out, exclude_unset=True),
+    """The observation as OpenEnv sends one, without the fields that were not set; since 0.5 with its ``metadata``
+    inside, and beside it where there is some."""
+    shown = observation.model_dump(mode="json", exclude={"reward", "done", "metadata"}, exclude_unset=True)
+    sent = {
+        "observation": {**shown, "metadata": observation.metadata},
         "reward": observation.reward,
         "done": observation.done,
     }
+    return {**sent, "metadata": observation.metadata} if observation.metadata else sent
 
 
 def outcome(episode: Episode) -> dict[str, Any]:
@@ -190,6 +204,16 @@ def outcome(episode: Episode) -> dict[str, Any]:
         "status": episode.status.value,
         "done": episode.status.ended,
         "reward": episode.reward,
+        "metadata": {
+            name: value
+            for name, value in (
+                ("episode_id", episode.episode_id),
+                ("task_id", episode.task.id),
+                ("group_id", episode.group_id),
+                ("rollout_id", episode.rollout_id),
+            )
+            if value is not None
+        },
     }
     if episode.status.ended:
         fields["reward_components"] = dict(episode.reward_components)

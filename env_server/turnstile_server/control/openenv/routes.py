@@ -1,6 +1,6 @@
 """The OpenEnv routes: HTTP in and out, nothing of the framework. ``OpenEnvServer`` does the work.
 
-Request and reply shapes are those of openenv-core 0.3.0's own server; errors have the control API's shape. In
+Request and reply shapes are those of OpenEnv's own server; errors have the control API's shape. In
 production mode (``openenv.mode``) ``/reset``, ``/step`` and ``/state`` are no routes, and ``/ws`` refuses their
 frames. A server without a model has the routes of ``standby``.
 """
@@ -23,72 +23,70 @@ from turnstile_server.control.body import (
     while_connected,
 )
 from turnstile_server.control.errors import unprocessable
-from turnstile_server.control.openenv.loader import OpenEnvLoader
 from turnstile_server.control.openenv.openenv_parts import metadata
-from turnstile_server.errors import Conflict, InvalidRequest, NotFound, NotInstalled, TurnstileError
+from turnstile_server.control.openenv.openenv_types import schemas
+from turnstile_server.control.openenv.openenv_wire import JsonRpcErrorCode, WSErrorCode, rpc_error
+from turnstile_server.control.openenv.server import OpenEnvServer, StepRequest
+from turnstile_server.errors import Conflict, InvalidRequest, NotFound, TurnstileError
 
-PARSE_ERROR, INVALID_REQUEST, SERVER_ERROR = -32700, -32600, -32000
-"""JSON-RPC 2.0, section 5.1."""
-
-INTERNAL_ERROR, POLICY = 1011, 1008
+POLICY = 1008
 """Close code (RFC 6455, section 7.4.1)."""
 
 SESSION_HEADER = "mcp-session-id"
 
 
-def build_openenv_router(loader: OpenEnvLoader, *, production: bool = False) -> APIRouter:
+def build_openenv_router(server: OpenEnvServer, *, production: bool = False) -> APIRouter:
     """``/ws``, ``/schema``, ``/metadata``, ``/mcp``; unless ``production``, ``/reset``, ``/step``, ``/state``."""
     router = APIRouter()
-    _add_description_routes(router, loader)
+    add_description_routes(router)
     if not production:
-        _add_simulation_routes(router, loader)
-    _add_mcp_routes(router, loader)
-    _add_sockets(router, loader)
+        _add_simulation_routes(router, server)
+    _add_mcp_routes(router, server)
+    _add_sockets(router, server)
     return router
 
 
-def _add_description_routes(router: APIRouter, loader: OpenEnvLoader) -> None:
+def add_description_routes(router: APIRouter) -> None:
+    """``/metadata`` and ``/schema``, which need no model."""
+
     @router.get("/metadata")
     async def get_metadata() -> Response:
         return json_response(metadata())
 
     @router.get("/schema")
     async def get_schema() -> Response:
-        return json_response((await loader.server()).schema())
+        return json_response(schemas())
 
 
-def _add_simulation_routes(router: APIRouter, loader: OpenEnvLoader) -> None:
+def _add_simulation_routes(router: APIRouter, server: OpenEnvServer) -> None:
     @router.post("/reset")
     async def reset(request: Request) -> Response:
         parameters = await _object(request)
-        server = await loader.server()
         return await _answer(request, lambda: server.reset(parameters, request.scope))
 
     @router.post("/step")
     async def step(request: Request) -> Response:
         raw = await _object(request)
-        server = await loader.server()
         try:
-            wanted = server.step_request.model_validate(raw)
+            wanted = StepRequest.model_validate(raw)
         except ValidationError as error:
             raise unprocessable(error.errors()) from error
         return await _answer(request, lambda: server.step(wanted))
 
     @router.get("/state")
     async def state(episode_id: str | None = None) -> Response:
-        return json_response(await (await loader.server()).state(episode_id))
+        return json_response(await server.state(episode_id))
 
 
-def _add_mcp_routes(router: APIRouter, loader: OpenEnvLoader) -> None:
+def _add_mcp_routes(router: APIRouter, server: OpenEnvServer) -> None:
     @router.post("/mcp")
     async def mcp(request: Request, episode_id: str | None = None) -> Response:
         raw = await request.body()
-        server = await loader.server()
         session_id = request.headers.get(SESSION_HEADER)
         try:
             message = parse_json(raw)
         except ValueError as error:
-            return json_response(rpc_error(PARSE_ERROR, f"not JSON: {error}"))
+            return json_response(rpc_error(JsonRpcErrorCode.PARSE_ERROR, f"not JSON: {error}"))
         headers: dict[str, str] = {}
 
         async def answered() -> dict[str, Any] | None:
@@ -107,11 +105,11 @@ def _add_mcp_routes(router: APIRouter, loader: OpenEnvLoader) -> None:
         session_id = request.headers.get(SESSION_HEADER)
         if session_id is None:
             raise InvalidRequest("DELETE /mcp ends a session, which the header Mcp-Session-Id names")
-        await (await loader.server()).close_session(session_id)
+        await server.close_session(session_id)
         return Response(status_code=204)
 
 
-def _add_sockets(router: APIRouter, loader: OpenEnvLoader) -> None:
+def _add_sockets(router: APIRouter, server: OpenEnvServer) -> None:
     @router.websocket("/ws")
     async def ws(websocket: WebSocket) -> None:
         await _serve_socket(websocket, lambda: _serve_ws(websocket), ws_refusal)
@@ -121,10 +119,10 @@ def _add_sockets(router: APIRouter, loader: OpenEnvLoader) -> None:
         await _serve_socket(websocket, lambda: _serve_mcp(websocket), rpc_refusal)
 
     async def _serve_ws(websocket: WebSocket) -> None:
-        await (await loader.server()).ws(websocket)
+        await server.ws(websocket)
 
     async def _serve_mcp(websocket: WebSocket) -> None:
-        await (await loader.server()).mcp_socket(websocket)
+        await server.mcp_socket(websocket)
 
 
 async def _serve_socket(
@@ -135,9 +133,6 @@ async def _serve_socket(
         await websocket.accept()
         try:
             await serve()
-        except NotInstalled as error:
-            await websocket.send_text(refusal(error))
-            await websocket.close(INTERNAL_ERROR)
         except (NotFound, Conflict) as error:  # of the session that the address names
             await websocket.send_text(refusal(error))
             await websocket.close(POLICY)
@@ -147,20 +142,13 @@ async def _serve_socket(
 
 def ws_refusal(error: TurnstileError) -> str:
     """The error as a frame of ``/ws``."""
-    data = {"message": error.message, "code": "SESSION_ERROR", "type": error.type}
+    data = {"message": error.message, "code": WSErrorCode.SESSION_ERROR, "type": error.type}
     return json_bytes({"type": "error", "data": data}).decode()
 
 
 def rpc_refusal(error: TurnstileError) -> str:
     """The error as a JSON-RPC error that answers no particular request."""
-    return json_bytes(rpc_error(SERVER_ERROR, error.message, error.type)).decode()
-
-
-def rpc_error(code: int, message: str, kind: str | None = None, request_id: Any = None) -> dict[str, Any]:
-    fault: dict[str, Any] = {"code": code, "message": message}
-    if kind is not None:
-        fault["data"] = {"type": kind}
-    return {"jsonrpc": "2.0", "id": request_id, "error": fault}
+    return json_bytes(rpc_error(JsonRpcErrorCode.SERVER_ERROR, error.message, data={"type": error.type})).decode()
 
 
 async def _object(request: Request) -> dict[str, Any]:

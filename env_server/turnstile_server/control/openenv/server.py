@@ -1,4 +1,4 @@
-"""The OpenEnv server: what its routes do, over HTTP and over WebSockets. ``loader`` makes it once.
+"""The OpenEnv server: what its routes do, over HTTP and over WebSockets.
 
 HTTP is not stateless here, unlike in the framework's own server: ``reset`` starts a detached episode, and ``step``
 and ``state`` name it by its id.
@@ -23,7 +23,6 @@ from turnstile_server.control.openenv.openenv_parts import OpenEnvBounds, OpenEn
 from turnstile_server.control.openenv.openenv_types import (
     TurnstileAction,
     TurnstileObservation,
-    schemas,
     serialise,
 )
 from turnstile_server.control.openenv.socket import BoundedSocket, MessageT, SocketLimits, SocketProtocol
@@ -98,9 +97,7 @@ def in_use(environment: TurnstileEnvironment) -> bool:
 
 
 class OpenEnvServer:
-    """Serves every OpenEnv route, but for ``/metadata``, which needs nothing of the framework."""
-
-    step_request = StepRequest
+    """Serves every OpenEnv route but ``/metadata`` and ``/schema``."""
 
     def __init__(self, parts: OpenEnvParts) -> None:
         self._parts = parts
@@ -120,7 +117,7 @@ class OpenEnvServer:
     # HTTP
 
     async def reset(self, parameters: dict[str, Any], scope: Scope) -> dict[str, Any]:
-        """Start a detached episode. Raises what TurnstileEnvironment.reset_async raises.
+        """Start a detached episode. Raises what TurnstileEnvironment.reset raises.
 
         A caller that leaves before the answer does not know the episode's id, so that cancels the episode.
         """
@@ -133,14 +130,11 @@ class OpenEnvServer:
             environment = self._environment()
         else:
             raise Unprocessable("episode_id: over HTTP every step names its episode, as POST /reset gave it")
-        return serialise(await environment.step_async(request.action, request.timeout_s))
+        return serialise(await environment.step(request.action, request.timeout_s))
 
     async def state(self, episode_id: str | None) -> dict[str, Any]:
         environment = self._environment() if episode_id is None else await self._find(episode_id)
         return (await environment.refreshed()).model_dump(mode="json")
-
-    def schema(self) -> dict[str, Any]:
-        return schemas()
 
     async def rpc(self, message: Any, episode_id: str | None, session_id: str | None, scope: Scope) -> RpcAnswer:
         """Answer one JSON-RPC message. Raises NotFound for a ``session_id`` (the header) that there is not."""
@@ -217,7 +211,7 @@ class OpenEnvServer:
         """The session of a socket that plays in ``environment``."""
 
         async def create(parameters: dict[str, Any]) -> str | None:
-            await environment.reset_async(**parameters)
+            await environment.reset(parameters)
             if not environment.owned:
                 await self._keep(environment)
             return environment.episode_id
@@ -265,7 +259,7 @@ class OpenEnvServer:
 
     async def _begin(self, environment: TurnstileEnvironment, parameters: dict[str, Any]) -> TurnstileObservation:
         try:
-            return await environment.reset_async(**{**parameters, "detached": False})
+            return await environment.reset({**parameters, "detached": False})
         except BaseException:
             await environment.release()
             raise

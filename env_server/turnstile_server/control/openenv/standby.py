@@ -9,25 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import anyio.to_thread
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from turnstile_server.control.body import json_bytes, json_response, parse_json
-from turnstile_server.control.openenv.loader import import_openenv
-from turnstile_server.control.openenv.openenv_parts import metadata
-from turnstile_server.control.openenv.routes import (
-    INVALID_REQUEST,
-    PARSE_ERROR,
-    SERVER_ERROR,
-    rpc_error,
-    ws_refusal,
-)
+from turnstile_server.control.openenv.openenv_wire import JsonRpcErrorCode, rpc_error
+from turnstile_server.control.openenv.routes import add_description_routes, ws_refusal
 from turnstile_server.errors import EngineUnavailable
-
-WIRE = "turnstile_server.control.openenv.openenv_types"
-"""The module that needs ``openenv-core``."""
 
 
 def build_standby_router(reason: str, *, production: bool = False) -> APIRouter:
@@ -35,14 +24,7 @@ def build_standby_router(reason: str, *, production: bool = False) -> APIRouter:
     router = APIRouter()
     missing = EngineUnavailable(reason)
 
-    @router.get("/metadata")
-    async def get_metadata() -> Response:
-        return json_response(metadata())
-
-    @router.get("/schema")
-    async def get_schema() -> Response:
-        # In a thread: the import takes seconds, and /health must answer meanwhile.
-        return json_response(await anyio.to_thread.run_sync(_schemas))
+    add_description_routes(router)
 
     @router.post("/mcp")
     async def mcp(request: Request) -> Response:
@@ -52,10 +34,10 @@ def build_standby_router(reason: str, *, production: bool = False) -> APIRouter:
         try:
             message = parse_json(text)
         except ValueError as error:
-            return rpc_error(PARSE_ERROR, f"not JSON: {error}")
+            return rpc_error(JsonRpcErrorCode.PARSE_ERROR, f"not JSON: {error}")
         if not isinstance(message, dict) or message.get("jsonrpc") != "2.0":
-            return rpc_error(INVALID_REQUEST, "not a JSON-RPC request")
-        return rpc_error(SERVER_ERROR, missing.message, missing.type, message.get("id"))
+            return rpc_error(JsonRpcErrorCode.INVALID_REQUEST, "not a JSON-RPC request")
+        return rpc_error(JsonRpcErrorCode.SERVER_ERROR, missing.message, message.get("id"), {"type": missing.type})
 
     async def refused() -> Response:
         raise missing
@@ -86,8 +68,3 @@ async def _answer_all(websocket: WebSocket, answer: Callable[[str], str]) -> Non
             await websocket.send_text(answer(message["text"]))
         except WebSocketDisconnect:
             return
-
-
-def _schemas() -> dict[str, Any]:
-    found: dict[str, Any] = import_openenv(WIRE).schemas()
-    return found

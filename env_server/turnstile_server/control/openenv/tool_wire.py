@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from openenv.core.env_server.mcp_types import Tool
-
+from turnstile_server.control.openenv.openenv_wire import OpenEnvTool
 from turnstile_server.tools.protocol import ToolResult, ToolSpec
 
 
-def openenv_tool(spec: ToolSpec) -> Tool:
-    return Tool(name=spec.name, description=spec.description, input_schema=spec.input_schema)
+def openenv_tool(spec: ToolSpec) -> OpenEnvTool:
+    return OpenEnvTool(name=spec.name, description=spec.description, input_schema=spec.input_schema)
 
 
 def mcp_tool(spec: ToolSpec) -> dict[str, Any]:

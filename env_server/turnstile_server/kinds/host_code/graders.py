@@ -52,7 +52,7 @@ class CodeGrader(ComponentGrader):
         what = f"the grader {self._name!r} ({options.target})"
         try:
             async with self._tools.places:
-                answer = await run_code(what, request, options.timeout_s)
+                answer = await run_code(what, request, options.timeout_s, self._tools.settings.python)
         except RanTooLong as error:
             raise GraderFailed(f"{error} (timeout_s)") from None
         return self._component(answer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -38,6 +39,8 @@ class CodeOptions(GraderOptions):
         return self.target if ":" in self.target else None
 
     def problem(self, settings: GradingSettings) -> str | None:
+        if settings.python is not None and not settings.python.is_file():
+            return f"the setting grading.python names {settings.python}, which is no file"
         if self.host_code is not None or self.target in settings.functions:
             return None
         have = ", ".join(settings.functions) or "none"
@@ -66,6 +69,15 @@ class RubricOptions(CodeOptions):
 
     grader: Literal["rubric"]
     timeout_s: float = Field(120.0, gt=0, le=3600, description="Time for one call, OpenEnv's import included.")
+
+    def problem(self, settings: GradingSettings) -> str | None:
+        if settings.python is None and find_spec("openenv") is None:
+            return (
+                "a rubric needs the package `openenv`, which this server's Python does not have, and cannot have "
+                "beside `mcp` 2: install it into a virtual environment of its own, and name its Python in the "
+                "setting grading.python (TURNSTILE_GRADING__PYTHON)"
+            )
+        return super().problem(settings)
 
 
 class SchemaOptions(GraderOptions):

@@ -1,9 +1,9 @@
 """Runs one piece of grading code and prints one JSON object. A program of its own: standard library at the start.
 
-Reads JSON from stdin: ``kind`` (``function``, ``rubric``, ``schema``), ``path`` (``sys.path``), and what the
-kind takes. Prints ``{"value": …}`` or ``{"components": …}``, with ``extra`` (further numbers); or ``{"failed":
-why}`` for code that raised, ``{"unavailable": why}`` where the reason passes, ``{"wrong": […]}`` for a text that
-does not fit its schema. What the code itself prints goes to stderr.
+Reads JSON from stdin: ``kind`` (``function``, ``rubric``, ``schema``), ``path`` (``sys.path``; null: this
+interpreter's own), and what the kind takes. Prints ``{"value": …}`` or ``{"components": …}``, with ``extra``
+(further numbers); or ``{"failed": why}`` for code that raised, ``{"unavailable": why}`` where the reason passes,
+``{"wrong": […]}`` for a text that does not fit its schema. What the code itself prints goes to stderr.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def main() -> int:
     answer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_WRITTEN, MAX_WRITTEN))
-    sys.path[:] = request["path"]
+    sys.path[:] = request["path"] or sys.path
     kinds = {"function": _function, "rubric": _rubric, "schema": _schema}
     try:
         found = kinds[request["kind"]](request)
@@ -73,8 +73,14 @@ def _function(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _rubric(request: dict[str, Any]) -> dict[str, Any]:
-    from openenv.core.env_server.types import Action, Observation  # noqa: PLC0415 - 2 s, for rubrics only
-    from openenv.core.rubrics import LLMJudge, Rubric  # noqa: PLC0415
+    try:
+        from openenv.core.env_server.types import Action, Observation  # noqa: PLC0415 - 2 s, for rubrics only
+        from openenv.core.rubrics import LLMJudge, Rubric  # noqa: PLC0415
+    except ImportError as error:
+        raise ImportError(
+            f"{error}. Rubrics need OpenEnv in {sys.executable}: install `openenv` there, or name a Python that "
+            "has it in the setting grading.python"
+        ) from error
 
     class Submission(Action):
         """The agent's answer, as OpenEnv's action."""

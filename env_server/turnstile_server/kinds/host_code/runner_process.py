@@ -28,18 +28,21 @@ class RanTooLong(Exception):
     """The code was ended because its time was over."""
 
 
-async def run_code(what: str, request: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
+async def run_code(
+    what: str, request: Mapping[str, Any], timeout_s: float, python: Path | None = None
+) -> dict[str, Any]:
     """The answer of ``runner``. ``what``: names the grader in errors. ``request``: JSON, and bytes, which it gets
-    in base64.
+    in base64. ``python``: the interpreter, which finds its own packages; none: this one, with this one's path.
 
     Raises RanTooLong, GraderFailed (it raised, or ended without an answer) and GraderUnavailable.
     """
     with contextlib.ExitStack() as files:
         code = None
-        command, env = [sys.executable, "-P", str(RUNNER)], dict(os.environ)
+        command, env = [str(python or sys.executable), "-P", str(RUNNER)], dict(os.environ)
+        path = sys.path if python is None else None
         try:
             stdin, stdout, stderr = (files.enter_context(tempfile.TemporaryFile()) for _ in range(3))
-            await anyio.to_thread.run_sync(_write, stdin, {**request, "path": sys.path})
+            await anyio.to_thread.run_sync(_write, stdin, {**request, "path": path})
             process = await start_process(command, env=env, stdin=stdin, stdout=stdout, stderr=stderr)
         except OSError as error:
             raise GraderUnavailable(f"{what} cannot be started: {error}") from error
