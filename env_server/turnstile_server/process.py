@@ -14,11 +14,11 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.to_thread
@@ -173,9 +173,9 @@ async def running(settings: Settings, inherited: Inherited | None = None) -> Asy
 
 
 async def _build(settings: Settings, listeners: Listeners, stack: AsyncExitStack, *, is_worker: bool) -> Apps:
-    # Imported only now, and in a thread: it takes seconds on a small machine (transformers and mcp most of them),
-    # in which /health must answer already.
+    # Imported only now, and in a thread: it takes seconds on a small machine, in which connections are accepted.
     app = await anyio.to_thread.run_sync(import_module, "turnstile_server.app", abandon_on_cancel=True)
+    listeners.describe(import_module("turnstile_server.control.openenv").descriptions())  # which came with it
     model_dir = import_module("turnstile_server.model_files").model_folder(settings)  # which came with it
     apps: Apps = await app.open_apps(
         settings, model_dir, listeners.agent_url, stack, progress=listeners.progress, is_worker=is_worker
@@ -226,6 +226,9 @@ class Listeners:
             websockets=False,
         )
         self._closed = anyio.Event()
+
+    def describe(self, descriptions: Mapping[str, Any]) -> None:
+        self._control_app.describe(descriptions)
 
     def attach(self, apps: Apps) -> None:
         self._control_app.attach(apps.control)

@@ -102,14 +102,11 @@ def _run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_the_commands_write_a_layout_that_validates_and_serves(tmp_path: Path) -> None:
+def test_the_command_writes_a_layout_that_serves(tmp_path: Path) -> None:
     done = _run(BIN / "turnstile", "openenv", "layout", "space", "--name", "my_space", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     again = _run(BIN / "turnstile", "openenv", "layout", "space", cwd=tmp_path)
     assert (again.returncode, again.stderr) == (2, "turnstile: space is not an empty folder\n")
-    valid = _run(BIN / "openenv", "validate", "space", "--verbose", cwd=tmp_path)
-    assert valid.returncode == 0, valid.stdout + valid.stderr
-    assert "[NO]" not in valid.stdout
     for url in _served(tmp_path / "space"):
         assert httpx.get(f"{url}/health").json() == {"status": "healthy"}
 

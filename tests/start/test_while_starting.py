@@ -51,13 +51,41 @@ async def hello(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 @pytest.mark.anyio
-async def test_probes_are_answered_at_once() -> None:
-    async with client(app()) as http:
-        healthy, ready = await http.get("/health"), await http.get("/ready")
+async def test_health_comes_with_the_code_and_with_it_what_describes_the_server() -> None:
+    starting = app(wait_s=0.01)
+    async with client(starting) as http:
+        early, ready = await http.get("/health"), await http.get("/ready")
+        assert [early.status_code, (await http.get("/schema")).status_code] == [503, 503]
+        starting.describe({"/schema": {"action": {}}})
+        healthy = await http.get("/health")
+        described = [await http.get(path) for path in ("/schema", f"/k/{KEY}/schema")]
+        assert (await http.get("/tasks")).status_code == (await http.post("/schema")).status_code == 503
     assert (healthy.status_code, healthy.json()) == (200, {"status": "healthy"})
+    assert [answer.json() for answer in described] == [{"action": {}}] * 2
     assert ready.status_code == 503
     assert ready.json()["reason"] == "the server is starting: it waits for the engine (sglang)"
     assert ready.headers["retry-after"] == "1"
+
+
+@pytest.mark.anyio
+async def test_a_probe_that_waits_for_the_code_is_answered_by_what_comes_first() -> None:
+    for come, said in (
+        (lambda one: one.describe({}), '{"status":"healthy"}'),
+        (lambda one: one.attach(hello), "hello"),
+        (lambda one: one.abandon(), "server_starting"),
+    ):
+        starting, replies = app(), list[str]()
+
+        async def ask(starting: StartingApp = starting, replies: list[str] = replies) -> None:
+            async with client(starting) as http:
+                replies.append((await http.get("/health")).text)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask)
+            await anyio.wait_all_tasks_blocked()
+            assert replies == []
+            come(starting)
+        assert said in replies[0]
 
 
 @pytest.mark.anyio
@@ -162,10 +190,13 @@ def wait_healthy(process: subprocess.Popen[str], url: str) -> None:
     def healthy() -> bool:
         assert process.poll() is None
         try:
-            answer = httpx.get(f"{url}/health").json()
+            answer = httpx.get(f"{url}/health", timeout=60)
         except httpx.TransportError:
             return False
-        assert answer == {"status": "healthy"}
+        if answer.status_code == 503:  # its code is not there within START_WAIT_S
+            return False
+        assert answer.json() == {"status": "healthy"}
+        assert httpx.get(f"{url}/k/{KEY}/schema").json().keys() == {"action", "observation", "state", "reset"}
         return True
 
     wait_until_sync(healthy)

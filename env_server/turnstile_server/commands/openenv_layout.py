@@ -17,12 +17,15 @@ import typer
 USAGE = 2
 
 DOCKERFILE = Path("server", "Dockerfile")
+VALIDATED = Path("validation", "Dockerfile")
+"""What `openenv validate` builds: it gives its container no variable, no key and nothing to write to but /tmp."""
 _ALWAYS = (
     "openenv.yaml",
     "pyproject.toml",
     "uv.lock",
     "LICENSE",
     "server/app.py",
+    "validation/runtime.json",
     str(DOCKERFILE),
     ".dockerignore",
 )
@@ -71,11 +74,11 @@ tags:
 
 # {title}
 
-Turnstile as an [OpenEnv](https://github.com/meta-pytorch/OpenEnv) environment: token-exact episodes from real
+Turnstile as an [OpenEnv](https://github.com/huggingface/OpenEnv) environment: token-exact episodes from real
 language-model agents. This folder was written by `turnstile openenv layout`; edit the project, not this copy.
 
 ```sh
-openenv validate .
+openenv validate .                 # also builds validation/Dockerfile and plays validation/runtime.json in it
 openenv build -t {name}
 openenv push --no-interface --repo-id YOU/{name} --secret TURNSTILE_CONTROL_KEY="$KEY"
 ```
@@ -105,6 +108,19 @@ WORKDIR /home/user
 ENV HOME=/home/user \\
     TURNSTILE_DATA_DIR=/home/user/data \\
     TURNSTILE_AGENTS__INSTALL_DIR=/home/user/data/agents
+"""
+
+
+_VALIDATION = """
+# For `openenv validate` alone, which has no key, wants a number of every step, and writes to /tmp only. Never serve
+# it: whoever reaches its port may do what the holder of the control key may.
+ENV TURNSTILE_CONTROL__AUTH=false \\
+    TURNSTILE_OPENENV__STEP_REWARD=0 \\
+    TURNSTILE_MODEL=tiny \\
+    TURNSTILE_ENGINE__KIND=trainer \\
+    TURNSTILE_SANDBOXES__KIND=none \\
+    TURNSTILE_DATA_DIR=/tmp/turnstile \\
+    HOME=/tmp
 """
 
 
@@ -145,12 +161,20 @@ def write_layout(folder: Path, source: Path, name: str) -> None:
         "models.py": _MODELS,
         "server/__init__.py": '"""The server that OpenEnv starts."""\n',
         "README.md": _README.format(title=title, name=name),
-        "openenv.yaml": re.sub(r"(?m)^name:.*$", f"name: {name}", manifest),
+        "openenv.yaml": _validated_without_a_key(re.sub(r"(?m)^name:.*$", f"name: {name}", manifest)),
+        str(VALIDATED): dockerfile.rstrip("\n") + "\n" + _VALIDATION,
         str(DOCKERFILE): dockerfile.rstrip("\n") + "\n" + _SPACE,
     }
     for path, text in written.items():
         (folder / path).write_text(text, encoding="utf-8")
     (folder / "outputs").mkdir()
+
+
+def _validated_without_a_key(manifest: str) -> str:
+    """The manifest whose image is the one for the validator."""
+    lines = [line for line in manifest.splitlines(keepends=True) if not line.lstrip().startswith("#")]
+    text = "".join(lines).replace(f"dockerfile: {DOCKERFILE.as_posix()}", f"dockerfile: {VALIDATED.as_posix()}")
+    return text.replace("requires_credentials: true", "requires_credentials: false")
 
 
 def build_sources(dockerfile: str) -> list[str]:

@@ -1,8 +1,9 @@
-"""The application of a listener while the server behind it is still being built: ``/health``, ``/ready``, and a
-wait for all else.
+"""The application of a listener while the server behind it is still being built: ``/health``, ``/ready``, what
+describes the environment, and a wait for all else.
 
 Platforms and OpenEnv's provider wait for ``/health`` and give up after seconds, while an engine may load for
-minutes. So ``/health`` answers at once; ``/ready`` is 503 and says what is waited for. Every other request waits
+minutes. So ``/health`` answers as soon as the server's code is there, and with it what a client may ask for next
+(OpenEnv's validator: ``/schema``). ``/ready`` is 503 and says what is waited for. Every other request waits
 for the server, WebSocket handshakes too: a client that connects as soon as ``/health`` answers, as OpenEnv's
 does, tries only once. Nothing of a waiting request is read, so one that is refused in the end had no effect.
 """
@@ -11,9 +12,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import anyio
 from starlette.responses import JSONResponse, Response
@@ -50,16 +51,25 @@ class StartingApp:
         self._wait_s = wait_s
         self._probes = probes
         self._app: ASGIApp | None = None
+        self._descriptions: Mapping[str, Any] | None = None
         self._decided = anyio.Event()
+        self._described = anyio.Event()
+
+    def describe(self, descriptions: Mapping[str, Any]) -> None:
+        """From now on ``/health`` is healthy, and these paths answer with their JSON."""
+        self._descriptions = descriptions
+        self._described.set()
 
     def attach(self, app: ASGIApp) -> None:
         """From now on ``app`` serves, the waiting requests first."""
         self._app = app
         self._decided.set()
+        self._described.set()
 
     def abandon(self) -> None:
         """The start has failed, or the server is stopping: refuse what waits, now. No-op after ``attach``."""
         self._decided.set()
+        self._described.set()
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         app = self._app
@@ -67,25 +77,32 @@ class StartingApp:
 
     async def _when_decided(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._app is None and scope["type"] in ("http", "websocket"):
-            probe = self._probe(scope)
+            probe = None
+            with anyio.move_on_after(self._wait_s):
+                probe = await self._probe(scope)
+                if probe is None:
+                    await self._decided.wait()
             if probe is not None:
                 await probe(scope, receive, send)
                 return
-            with anyio.move_on_after(self._wait_s):
-                await self._decided.wait()
         if self._app is not None:
             await self._app(scope, receive, send)
         else:
             await self._refuse(scope, receive, send)
 
-    def _probe(self, scope: Scope) -> Response | None:
+    async def _probe(self, scope: Scope) -> Response | None:
+        """The answer of a path that is served during the start."""
         if not self._probes or scope["type"] != "http" or scope["method"] not in ("GET", "HEAD"):
+            return None
+        if scope["path"] == "/ready":
+            return JSONResponse({"status": "not ready", "reason": self._reason()}, 503, _retry_after())
+        await self._described.wait()
+        if self._app is not None or self._descriptions is None:
             return None
         if scope["path"] == "/health":
             return JSONResponse({"status": "healthy"})
-        if scope["path"] == "/ready":
-            return JSONResponse({"status": "not ready", "reason": self._reason()}, 503, _retry_after())
-        return None
+        described = self._descriptions.get(_KEY_PREFIX.sub("", scope["path"]))
+        return JSONResponse(described) if described is not None else None
 
     async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
         error = ServerStarting(f"{self._reason()}. Try again.", retry_after_s=RETRY_AFTER_S)

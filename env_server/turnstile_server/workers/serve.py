@@ -102,6 +102,7 @@ async def fronting(settings: Settings) -> AsyncIterator[dict[str, Any]]:
                 build = await anyio.to_thread.run_sync(
                     import_module, "turnstile_server.workers.assembly", abandon_on_cancel=True
                 )
+                starting.app.describe(import_module("turnstile_server.control.openenv").descriptions())
                 async with AsyncExitStack() as stack:
                     front = await build.open_front(settings, sockets, stack, progress)
                     starting.app.attach(front.joined.app)

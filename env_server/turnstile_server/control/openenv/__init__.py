@@ -8,8 +8,8 @@ external agent); then ``socket`` with its two protocols, ``frames`` (``/ws``) an
 """
 
 from turnstile_server.control.openenv.openenv_parts import OpenEnvParts
-from turnstile_server.control.openenv.routes import build_openenv_router
+from turnstile_server.control.openenv.routes import build_openenv_router, descriptions
 from turnstile_server.control.openenv.server import OpenEnvServer
 from turnstile_server.control.openenv.task_api import build_task_router
 
-__all__ = ["OpenEnvParts", "OpenEnvServer", "build_openenv_router", "build_task_router"]
+__all__ = ["OpenEnvParts", "OpenEnvServer", "build_openenv_router", "build_task_router", "descriptions"]

@@ -46,16 +46,21 @@ def build_openenv_router(server: OpenEnvServer, *, production: bool = False) -> 
     return router
 
 
+def descriptions() -> dict[str, Any]:
+    """What describes the environment, by path. It needs no model."""
+    return {"/metadata": metadata(), "/schema": schemas()}
+
+
 def add_description_routes(router: APIRouter) -> None:
-    """``/metadata`` and ``/schema``, which need no model."""
+    for path, described in descriptions().items():
+        router.add_api_route(path, _answers(described))
 
-    @router.get("/metadata")
-    async def get_metadata() -> Response:
-        return json_response(metadata())
 
-    @router.get("/schema")
-    async def get_schema() -> Response:
-        return json_response(schemas())
+def _answers(described: Any) -> Callable[[], Awaitable[Response]]:
+    async def get_description() -> Response:
+        return json_response(described)
+
+    return get_description
 
 
 def _add_simulation_routes(router: APIRouter, server: OpenEnvServer) -> None:
