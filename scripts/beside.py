@@ -4,8 +4,7 @@
     python scripts/beside.py --write    writes it into docs/beside.md
 
 Each framework is taken in the newest version that the index has: without that the resolver would go back to one
-that asks for less. A line that cannot be has the first reason of the resolver. It needs an index and minutes, so CI
-does not run it.
+that asks for less. A line that cannot be has the first reason of the resolver. It needs an index, and minutes.
 """
 
 from __future__ import annotations

@@ -30,7 +30,8 @@ STOP_S = 60
 # Files that are copied into sandboxes, as they are.
 COPIED = re.compile(r"/(tasks/shipped|agents/specs)/")
 # Needed by parts of ours that the image has no packages for: a module that lacks another one is a fault.
-ELSEWHERE = {"torch", "gymnasium", "trl", "openenv", "datasets", "pyarrow", "opentelemetry", "tensorboardX", "wandb"}
+ELSEWHERE = {"torch", "gymnasium", "trl", "openenv", "datasets", "pyarrow", "tensorboardX", "wandb"}
+ELSEWHERE |= {"opentelemetry"}
 
 
 def check_torch() -> bool:
