@@ -382,6 +382,13 @@ class FinishedEarly(TurnstileError):
     fault = Fault.CALLER
 
 
+class ServerRestarted(TurnstileError):
+    """The recorded reason of an episode that ran when the server stopped."""
+
+    type = "server_restarted"
+    fault = Fault.INFRASTRUCTURE
+
+
 class StartupError(TurnstileError):
     """A configuration that the server cannot run with; the process prints this sentence and exits with code 2."""
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 from image_builds import ROOT, base_image, run
-from published_validator import needs_openenv, validated
 
+from published_validator import needs_openenv, validated
 from turnstile_server.commands.openenv_layout import VALIDATED, write_layout
 
 pytestmark = [pytest.mark.docker, pytest.mark.container, pytest.mark.timeout(1500), needs_openenv]

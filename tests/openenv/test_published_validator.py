@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from openenv_support import base_url
-from published_validator import ROOT, needs_openenv, validated
 
 from control_support import OpenDoor
+from published_validator import ROOT, needs_openenv, validated
 from turnstile_server.commands.openenv_layout import write_layout
 
 pytestmark = [pytest.mark.agents, needs_openenv]

@@ -112,8 +112,8 @@ ENV HOME=/home/user \\
 
 
 _VALIDATION = """
-# For `openenv validate` alone, which has no key, wants a number of every step, and writes to /tmp only. Never serve
-# it: whoever reaches its port may do what the holder of the control key may.
+# For `openenv validate` alone, which has no key, wants a number of every step, and writes to /tmp only. Never
+# serve it: whoever reaches its port may do what the holder of the control key may.
 ENV TURNSTILE_CONTROL__AUTH=false \\
     TURNSTILE_OPENENV__STEP_REWARD=0 \\
     TURNSTILE_MODEL=tiny \\

@@ -13,7 +13,7 @@ import json
 import logging
 import time
 from collections import OrderedDict, defaultdict
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import replace
 
 import anyio
@@ -26,7 +26,6 @@ from turnstile.models import (
     EpisodeStatus,
     EpisodeSummary,
     ErrorInfo,
-    Fault,
     ForkOrigin,
     NetworkReport,
     Turn,
@@ -44,15 +43,15 @@ from turnstile_server.episodes.store import (
     unreadable_episode,
 )
 from turnstile_server.episodes.work_store import KeptWorks
-from turnstile_server.errors import Conflict, JournalUnavailable, NotFound
+from turnstile_server.errors import Conflict, JournalUnavailable, NotFound, ServerRestarted
 from turnstile_server.journal.protocol import JournalReading, Record, RecordType
 
 _LOG = logging.getLogger(__name__)
 
 _RESTARTED = ErrorInfo(
-    type="server_restarted",
+    type=ServerRestarted.type,
     message="the server stopped while the episode ran; its turns are kept, submit it again",
-    fault=Fault.INFRASTRUCTURE,
+    fault=ServerRestarted.fault,
 )
 _NOT_GRADED = _RESTARTED.model_copy(
     update={
@@ -65,7 +64,8 @@ _NOT_GRADED = _RESTARTED.model_copy(
 class Archive:
     """``cached_trees``: how many trees of ended episodes stay in memory, the latest used ones. ``works``: in which
     the work of an episode may be that was graded when the server stopped. ``interrupted`` is handed the records of
-    such ends, to store them."""
+    such ends, to store them. ``takes_up`` is asked first, with all records of an episode that ran, whether it goes
+    on; None: none does."""
 
     def __init__(
         self,
@@ -73,12 +73,14 @@ class Archive:
         cached_trees: int,
         works: KeptWorks,
         interrupted: Callable[[Record], Awaitable[object]] | None = None,
+        takes_up: Callable[[Stored, Sequence[Record], Forest], bool] | None = None,
     ) -> None:
         self.changing = anyio.Lock()
         """Held while the record of an ended episode is changed or deleted."""
         self._journal = journal
         self._works = works
         self._interrupted = interrupted
+        self._takes_up = takes_up
         self._cached_trees = cached_trees
         self._listing = EpisodeListing()
         self._ended: dict[str, bytes] = {}
@@ -116,20 +118,25 @@ class Archive:
                 self.add_ended(episode)
                 continue
             if not stored.episode.status.ended:
-                stored = await self._restarted(stored, record)
+                inherited = await self._inherited(stored.episode.forked_from, anyio.CapacityLimiter(1))
+                records = await self._journal.read(record.episode_id)
+                forest = rebuild(records, inherited)
+                if self._takes_up is not None and self._takes_up(stored, records, forest):
+                    self.created(stored)
+                    continue
+                stored = await self._restarted(stored, forest)
             self.created(stored)
             self.add_ended(stored.episode)
 
-    async def _restarted(self, stored: Stored, record: Record) -> Stored:
+    async def _restarted(self, stored: Stored, forest: Forest) -> Stored:
         """The episode that ran when the server stopped, as failed."""
-        inherited = await self._inherited(stored.episode.forked_from, anyio.CapacityLimiter(1))
-        forest = rebuild(await self._journal.read(record.episode_id), inherited)
+        episode_id = stored.episode.episode_id
         created_at = stored.episode.timings.created_at
         # Who only reads, perhaps years later, knows of no later time than that of the last turn.
         ended_at = time.time() if self._interrupted is not None else forest.last_turn_at or created_at
         ended_s = max(0.0, ended_at - created_at)
         timings = stored.episode.timings.model_copy(update={"ended_s": ended_s})
-        work = await self._works.recovered(record.episode_id)
+        work = await self._works.recovered(episode_id)
         error = _RESTARTED if work is None else _NOT_GRADED
         fields = {"status": EpisodeStatus.FAILED, "error": error, "timings": timings, "work": work}
         failed = replace(stored, episode=forest.counted(stored.episode.model_copy(update=fields)))
@@ -138,7 +145,7 @@ class Archive:
         try:
             await self._interrupted(failed.record())
         except JournalUnavailable as refusal:  # the records can still be read; the next start tries again
-            _LOG.error("the end of episode %s could not be stored: %s", record.episode_id, refusal.message)
+            _LOG.error("the end of episode %s could not be stored: %s", episode_id, refusal.message)
         return failed
 
     def created(self, stored: Stored) -> None:

@@ -77,6 +77,10 @@ class Lifecycle:
         """``limits.wall_s`` counts from here."""
         self._started = self._moved = now
 
+    def go_on_after(self, spent_s: float, now: float) -> None:
+        """The server was restarted: ``limits.wall_s`` counts the seconds before that, and again from now."""
+        self._started, self._moved = now - max(0.0, spent_s), now
+
     def stand_still(self, now: float) -> None:
         """From now on no time counts: what goes on is not the agent's doing."""
         self._still_since = now

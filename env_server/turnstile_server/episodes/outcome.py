@@ -11,7 +11,13 @@ from typing import Any
 from turnstile.models import EndedBy, Episode, EpisodeStatus, ErrorInfo, Fault, KeptWork
 from turnstile_server.agents.ending import LoggedEnding
 from turnstile_server.agents.spec import AgentSpec
-from turnstile_server.errors import AgentFailed, ContextOverflow, SandboxUnavailable, TurnstileError
+from turnstile_server.errors import (
+    AgentFailed,
+    ContextOverflow,
+    SandboxUnavailable,
+    ServerRestarted,
+    TurnstileError,
+)
 from turnstile_server.grading.protocol import Grade
 from turnstile_server.grading.verdict import storable
 from turnstile_server.shortages import failure_of
@@ -116,6 +122,13 @@ def outcome_of_overdue(error: TurnstileError, status: EpisodeStatus) -> Outcome:
         late = SandboxUnavailable(f"the episode was not prepared in time: {error.message}")
         return Outcome(EpisodeStatus.FAILED, late)
     return Outcome(EpisodeStatus.TIMED_OUT, error)
+
+
+def outcome_of_nobody() -> Outcome:
+    """The outcome of an episode that went on after a restart, and whose agent never came back: the restart may
+    have taken it along, so its work is not graded."""
+    message = "the server was restarted while the episode ran, and its agent never called again; submit it again"
+    return Outcome(EpisodeStatus.FAILED, ServerRestarted(message))
 
 
 def outcome_of_exit(

@@ -41,12 +41,14 @@ from turnstile_server.episodes.outcome import (
     failed_by,
     outcome_of_exhaustion,
     outcome_of_exit,
+    outcome_of_nobody,
     outcome_of_overdue,
 )
 from turnstile_server.episodes.own_tools import EpisodeOwnTools
 from turnstile_server.episodes.places import PlaceClaim, Places
 from turnstile_server.episodes.plan import Plan, new_session, opened_environment
 from turnstile_server.episodes.rests import EpisodeRests
+from turnstile_server.episodes.resumption import ResumedEpisode
 from turnstile_server.episodes.run_records import RunRecords
 from turnstile_server.episodes.run_tools import RunTools
 from turnstile_server.episodes.sandbox import EpisodeSandbox
@@ -92,10 +94,18 @@ class EpisodeRun:
     """A running episode: its owner task, its model calls, its sandbox.
 
     ``env``: what the trainer adds to the agent's environment; it is in no record, because it may hold secrets.
+    ``resumed``: where it goes on from, after a restart of the server.
     """
 
     def __init__(
-        self, stored: Stored, plan: Plan, group: EpisodeGroup, key: str, env: Mapping[str, str], parts: RunParts
+        self,
+        stored: Stored,
+        plan: Plan,
+        group: EpisodeGroup,
+        key: str,
+        env: Mapping[str, str],
+        parts: RunParts,
+        resumed: ResumedEpisode | None = None,
     ) -> None:
         episode, settings = stored.episode, parts.settings
         self._stored = stored
@@ -124,6 +134,12 @@ class EpisodeRun:
             trace=TraceContext.of(episode.episode_id, episode.traceparent, exported=settings.tracing.otlp),
             resting=parts.pipeline.resting,
         )
+        self._resumed = resumed is not None
+        if resumed is not None:
+            self.session.take_up(resumed.forest.tree, resumed.forest.discarded, resumed.record_bytes)
+            self._life.go_on_after(
+                (resumed.forest.last_turn_at or 0.0) - episode.timings.created_at, time.monotonic()
+            )
         bound = None if episode.staleness is None else episode.staleness.bound
         self.staleness = EpisodeStaleness(bound, group, parts.versions, lambda: self.session.sampled_versions)
         self._environment = opened_environment(
@@ -359,7 +375,9 @@ class EpisodeRun:
             time.monotonic(), calls_in_flight=bool(session.in_flight), last_activity=session.last_activity
         )
         if error is not None:
-            self.request_stop(outcome_of_overdue(error, self.episode.status))
+            nobody_came = self._resumed and not session.last_activity
+            outcome = outcome_of_nobody() if nobody_came else outcome_of_overdue(error, self.episode.status)
+            self.request_stop(outcome)
 
     def interrupt(self) -> None:
         """The server stops. ``run_to_end`` returns soon; see the head of this module for what it still stores."""

@@ -47,6 +47,7 @@ from turnstile_server.episodes.places import Places
 from turnstile_server.episodes.plan import Plan, check_engine, forked, new_episode, plan_episode
 from turnstile_server.episodes.reader import EpisodeReader
 from turnstile_server.episodes.regrade import RegradeParts, Regrader
+from turnstile_server.episodes.resumption import ResumedEpisode, Resumption
 from turnstile_server.episodes.retention import Retention
 from turnstile_server.episodes.reward_service import EpisodeRewards
 from turnstile_server.episodes.run import EpisodeRun, RunParts
@@ -72,7 +73,7 @@ class Episodes(EpisodeReader):
     the MCP endpoint's ToolDirectory.
 
     Use as an async context manager: entering restores what the journal holds; leaving stops every run and leaves
-    the unfinished episodes to the next start, which records them as ``server_restarted``.
+    the unfinished episodes to the next start, which records them as ``server_restarted`` or resumes them.
     """
 
     def __init__(self, parts: EpisodeParts) -> None:
@@ -106,7 +107,9 @@ class Episodes(EpisodeReader):
         )
         self._groups = EpisodeGroups(self._bounds.remembered_groups)
         self._leases = Leases(self._bounds.watch_interval_s, time.monotonic())
-        archive = Archive(parts.journal, self._bounds.cached_trees, self._works, parts.journal.append)
+        self._resumption = Resumption(parts.backends, settings)
+        takes_up = self._resumption.takes
+        archive = Archive(parts.journal, self._bounds.cached_trees, self._works, parts.journal.append, takes_up)
         super().__init__(parts.journal, archive, self._works, self._running, settings)
         self._retention = Retention(parts.journal, archive, self._works, store, self.replays)
         limits = (self._bounds.max_subscribers, self._bounds.subscriber_queue, self._bounds.kept_events)
@@ -138,6 +141,8 @@ class Episodes(EpisodeReader):
         await self._archive.restore()
         await self._retention.sweep()
         await self._tasks.__aenter__()
+        for resumed in self._resumption.found:
+            self._start(resumed.stored, resumed.plan, {}, resumed)
         self._tasks.start_soon(self._watch)
         return self
 
@@ -190,19 +195,23 @@ class Episodes(EpisodeReader):
             stored = Stored(self._admitted(request, plan), new_nonce(), request.idempotency_key, digest)
             with anyio.CancelScope(shield=True):  # a caller that goes away leaves no episode only in the journal
                 await self._journal.append(stored.record())
+            self._archive.created(stored)
             self._start(stored, plan, request.env)
             if request.lease is not None:
                 self._leases.hold(request.lease, stored.episode.episode_id, time.monotonic())
         return self._created(stored, agent_url), True
 
-    def _start(self, stored: Stored, plan: Plan, env: Mapping[str, str]) -> None:
-        """Makes a stored episode visible and starts its owner task."""
-        self._archive.created(stored)
+    def _start(
+        self, stored: Stored, plan: Plan, env: Mapping[str, str], resumed: ResumedEpisode | None = None
+    ) -> None:
+        """Makes a stored episode visible and starts its owner task. ``resumed``: where it goes on from."""
         key = self._keys.key(stored.episode.episode_id, stored.key_nonce)
         group = self._groups.of(stored.episode.group_id, time.monotonic())
         self._groups.opened(group)
-        run = EpisodeRun(stored, plan, group, key, env, self._run_parts)
+        run = EpisodeRun(stored, plan, group, key, env, self._run_parts, resumed)
         self._running[run.episode_id] = run
+        if resumed is not None:
+            self._staleness.sampled(run)
         self._metrics.episode_moved(None, run.episode.status)
         self._broadcast.publish(run.episode)
         self._tasks.start_soon(run.run_to_end)

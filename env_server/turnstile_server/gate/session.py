@@ -331,6 +331,21 @@ class EpisodeSession:
         self.tree.graft(turns)
         self._seq = turns[-1].seq + 1 if turns else 0
 
+    def take_up(self, tree: TokenTree, discarded: Counter[str], record_bytes: int) -> None:
+        """Goes on where the episode was when the server stopped. Before the first call. ``record_bytes``: of its
+        turns in the journal."""
+        self.tree = tree
+        self._seq = 1 + max((node.seq for node in tree), default=-1)
+        self._discarded.update(discarded)
+        self._sampled = sum(discarded.values())
+        self._recorded_bytes = record_bytes
+        for node in tree:
+            if not node.inherited:
+                self._sampled += len(node.turn.completion_ids)
+                self._recorded_bytes += node.merged_bytes
+                versions = {span.version for span in sampled_spans(node.turn)}
+                self._turn_versions += sorted(versions.difference(self._turn_versions))
+
     def next_seq(self) -> int:
         self._seq += 1
         return self._seq - 1

@@ -40,6 +40,11 @@ class EpisodeSettings(ReplaySettings):
     max_sampled_tokens: CountCeiling = Field(4_000_000, description="Ceiling of `limits.max_sampled_tokens`.")
     wall_s: SecondsCeiling = Field(14_400.0, description="Ceiling of `limits.wall_s`; then `timed_out`.")
     idle_s: SecondsCeiling = Field(3_600.0, description="Ceiling of `limits.idle_s`; then `timed_out`.")
+    resume_external: bool = Field(
+        False,
+        description="After a restart, the episodes of external agents go on with their keys and turns, where they "
+        "have no sandbox, world, own tools or submitted answer. False: they are `failed`, `server_restarted`.",
+    )
     finish_wait_s: float = Field(
         30.0,
         ge=0,
@@ -114,7 +119,6 @@ class TaskSettings(BoundedSection):
     max_row_group_bytes: int = Field(
         2 << 30, ge=1024, description="Largest group of rows of a Parquet file (`rows:`), unpacked."
     )
-    max_rows: int = Field(1_000_000, ge=1, description="Rows of one source (`rows:`), at most.")
     git_history_timeout_s: float = Field(
         120.0, gt=0, description="Time to replace the repositories of a work folder by one commit each."
     )

@@ -36,6 +36,8 @@ MOVED_SECTIONS: Final = frozenset({"processes"})
 
 GONE: Final[Mapping[str, str]] = {
     "rendering.backend": "the model folder's own chat template is the one way to render",
+    "openenv.preload": "the server needs no package of OpenEnv any more, and imports none",
+    "agents.max_output_bytes": "the last 64 KiB of an agent's output are kept",
     "rendering.family": "the form of the model's calls is read off its chat template (rendering.call_format)",
 }
 """Settings of what is no more, with what is in its place."""
@@ -88,7 +90,7 @@ _CONSTANTS: Final[Mapping[tuple[str, str], str]] = {
     ("observability", "observability.bounds:LiveBounds"): "kept_samples",
     ("openenv", "control.openenv.openenv_parts:OpenEnvBounds"): "max_ahead kept",
     ("openenv", "http.bounds:ListenerBounds"): "ping_interval_s ping_timeout_s",
-    ("tasks", "tasks.bounds:TaskBounds"): "cached_rows max_class_tasks",
+    ("tasks", "tasks.bounds:TaskBounds"): "cached_rows max_rows max_class_tasks",
     ("tools", "http.bounds:ListenerBounds"): "body_timeout_s send_timeout_s",
     ("tools", "own_tools.bounds:OwnToolBounds"): (
         "own_close_timeout_s own_stuck_per_episode own_stuck_threads own_threads mount_grace_s "

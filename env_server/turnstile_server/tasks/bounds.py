@@ -13,5 +13,7 @@ class TaskBounds(Bounds):
 
     cached_rows: int = 64
     """Tasks of row sources kept in memory; others are read again when they are used."""
+    max_rows: int = 1_000_000
+    """Rows of one source (``rows:``), at most."""
     max_class_tasks: int = 10_000
     """Tasks of one Python class (a world), at most."""

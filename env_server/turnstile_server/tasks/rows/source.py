@@ -12,6 +12,7 @@ from pathlib import Path
 
 from turnstile_server.errors import TaskFailed
 from turnstile_server.settings import TaskSettings
+from turnstile_server.tasks.bounds import TaskBounds
 from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.parse import TaskSyntaxError
 from turnstile_server.tasks.protocol import Recognition, StoredTask, TaskProblem
@@ -61,7 +62,7 @@ def tasks_of_rows(
     except OSError as error:
         yield TaskProblem(str(path), None, None, error.strerror or str(error))
         return
-    yield from _Reading(files, reader, options, settings.max_rows).found(source)
+    yield from _Reading(files, reader, options, settings.bounds_of(TaskBounds).max_rows).found(source)
 
 
 class StoredRows:
@@ -110,7 +111,7 @@ class _Reading:
             if self._full:
                 break
         if self._read > self._most:
-            yield TaskProblem(source, None, None, f"more than {self._most} rows (tasks.max_rows)")
+            yield TaskProblem(source, None, None, f"more than {self._most} rows")
             return
         if not self._read:
             yield TaskProblem(source, None, None, "there are no rows")
