@@ -385,6 +385,7 @@ class FinishedEarly(TurnstileError):
 class ServerRestarted(TurnstileError):
     """The recorded reason of an episode that ran when the server stopped."""
 
+    status = 410
     type = "server_restarted"
     fault = Fault.INFRASTRUCTURE
 

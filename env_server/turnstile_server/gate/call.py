@@ -18,8 +18,9 @@ import anyio
 
 from turnstile.models import Message, Thread, new_id
 from turnstile_server.capture import Node
+from turnstile_server.capture.token_path import path_ids
 from turnstile_server.errors import TurnstileError
-from turnstile_server.gate.dialects.base import Dialect, FinishedReply, ModelRequest, ReplyHead, Usage
+from turnstile_server.gate.dialects.base import Dialect, FinishedReply, ModelRequest, ReplyHead, ReplyTokens, Usage
 from turnstile_server.rendering.protocol import CallDelta, Delta, ReasoningDelta, TextDelta
 
 
@@ -236,9 +237,13 @@ def replayed(node: Node) -> ModelCall:
     return call
 
 
-def finished_reply(committed: CommittedTurn, head: ReplyHead) -> FinishedReply:
+def finished_reply(committed: CommittedTurn, head: ReplyHead, *, show_tokens: bool) -> FinishedReply:
     """The reply that a dialect writes for a committed turn."""
     turn, prompt_tokens = committed.node.turn, committed.node.prompt_count
+    tokens = None
+    if show_tokens:
+        prompt_ids = path_ids(committed.node)[:prompt_tokens]
+        tokens = ReplyTokens(prompt_ids, turn.completion_ids, turn.logprobs)
     return FinishedReply(
         head=head,
         message=turn.reply,
@@ -246,6 +251,7 @@ def finished_reply(committed: CommittedTurn, head: ReplyHead) -> FinishedReply:
         finish="stop" if turn.finish_reason == "stop" else "length",
         usage=Usage(prompt_tokens, len(turn.completion_ids), committed.cached_tokens),
         stop_string=turn.stop_string,
+        tokens=tokens,
     )
 
 

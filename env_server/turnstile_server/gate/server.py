@@ -309,13 +309,13 @@ class Gate:
         if call.error is not None:
             await exchange.end(writer.error(call.error))
         elif call.committed is not None:
-            await exchange.end(writer.end(finished_reply(call.committed, head)))
+            await exchange.end(writer.end(finished_reply(call.committed, head, show_tokens=request.show_tokens)))
 
 
 async def _reply_whole(exchange: AgentExchange, dialect: Dialect, request: ModelRequest, call: ModelCall) -> None:
     """Raises the call's error (nothing is sent then) and CallerGone."""
     committed = await call.outcome()
-    reply = finished_reply(committed, call.head(request.model))
+    reply = finished_reply(committed, call.head(request.model), show_tokens=request.show_tokens)
     turn = (b"x-turnstile-turn", committed.node.turn_id.encode())
     await exchange.respond(200, dialect.reply(reply, request), [turn])
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from turnstile.models import Message, Tool
+from turnstile.models import Float32Array, Int32Array, Message, Tool
 from turnstile_server.capture.keys import OfferedTools
 from turnstile_server.errors import InvalidRequest, TurnstileError
 from turnstile_server.gate.dialects.parse_cache import ParseCache
@@ -113,6 +113,8 @@ class ModelRequest:
     stream: bool = False
     stream_usage: bool = False
     """The agent wants usage at the end of its stream."""
+    show_tokens: bool = False
+    """The caller reads token ids and logprobs."""
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     parse_calls: bool = True
@@ -155,14 +157,25 @@ class ReplyHead:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplyTokens:
+    """The ids that the model was fed and those that it sampled, and the logprob of each of these, as recorded."""
+
+    prompt_ids: Int32Array
+    completion_ids: Int32Array
+    logprobs: Float32Array
+
+
+@dataclass(frozen=True, slots=True)
 class FinishedReply:
-    """A finished reply, ready to be written. ``stop_string``: the agent's own stop string that ended it."""
+    """A finished reply, ready to be written. ``stop_string``: the agent's own stop string that ended it.
+    ``tokens``: for a caller that asked for them."""
 
     head: ReplyHead
     message: Message
     finish: Literal["stop", "length"]
     usage: Usage
     stop_string: str | None = None
+    tokens: ReplyTokens | None = None
 
 
 class StreamWriter(Protocol):

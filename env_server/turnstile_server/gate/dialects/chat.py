@@ -7,6 +7,11 @@ response_format. Recorded but not obeyed, because the trainer pins sampling: tem
 seed, …. Refused, because obeying or ignoring it would make the record untrue: n > 1, logit_bias, logprobs,
 forced tools, hosted tools, images and audio.
 
+A client that renders itself may ask for token ids (``return_token_ids``), as from vLLM
+(https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html): the reply has ``prompt_token_ids``, and
+its choice ``token_ids`` and, with ``logprobs``, one entry for each, named ``token_id:N``. Of a stream they come
+with its last choice. Without it logprobs are refused.
+
 Streams are ``chat.completion.chunk`` events as server-sent events, ended by ``[DONE]``. Reasoning travels as
 ``reasoning_content``, the name that SGLang, vLLM and DeepSeek use.
 """
@@ -124,19 +129,22 @@ class ChatDialect:
                 }
                 for call in message.tool_calls
             ]
+        choice = {"index": 0, "message": written, "logprobs": None, "finish_reason": _finish(reply)}
         return orjson.dumps(
             {
                 "id": reply.head.named("chatcmpl-"),
                 "object": "chat.completion",
                 "created": reply.head.created,
                 "model": reply.head.model,
-                "choices": [{"index": 0, "message": written, "logprobs": None, "finish_reason": _finish(reply)}],
+                "choices": [{**choice, **_tokens(reply, request)}],
                 "usage": _usage(reply.usage),
-            }
+                **_prompt_ids(reply),
+            },
+            option=orjson.OPT_SERIALIZE_NUMPY,
         )
 
     def stream(self, head: ReplyHead, request: ModelRequest) -> StreamWriter:
-        return _ChatStream(head, request.stream_usage)
+        return _ChatStream(head, request)
 
     def error(self, error: TurnstileError) -> bytes:
         return error_body(error)
@@ -151,14 +159,14 @@ class ChatDialect:
 class _ChatStream:
     content_type = EVENT_STREAM
 
-    def __init__(self, head: ReplyHead, usage: bool) -> None:
+    def __init__(self, head: ReplyHead, request: ModelRequest) -> None:
         self._head: dict[str, Any] = {
             "id": head.named("chatcmpl-"),
             "object": "chat.completion.chunk",
             "created": head.created,
             "model": head.model,
         }
-        self._usage = usage
+        self._request = request
 
     def start(self) -> bytes:
         return self._chunk({"role": "assistant", "content": ""})
@@ -183,8 +191,10 @@ class _ChatStream:
         return b": keep-alive\n\n"
 
     def end(self, reply: FinishedReply) -> bytes:
-        tail = self._chunk({}, _finish(reply))
-        if self._usage:
+        choice = {"index": 0, "delta": {}, "logprobs": None, "finish_reason": _finish(reply)}
+        choices = [{**choice, **_tokens(reply, self._request)}]
+        tail = _sse({**self._head, "choices": choices, **_prompt_ids(reply)})
+        if self._request.stream_usage:
             tail += _sse({**self._head, "choices": [], "usage": _usage(reply.usage)})
         return tail + b"data: [DONE]\n\n"
 
@@ -196,13 +206,31 @@ class _ChatStream:
         """
         return b"data: " + error_body(error, stated=True) + b"\n\n"
 
-    def _chunk(self, delta: dict[str, Any], finish: str | None = None) -> bytes:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
+    def _chunk(self, delta: dict[str, Any]) -> bytes:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}
         return _sse({**self._head, "choices": [choice]})
 
 
 def _sse(value: dict[str, Any]) -> bytes:
-    return b"data: " + orjson.dumps(value) + b"\n\n"
+    return b"data: " + orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n\n"
+
+
+def _prompt_ids(reply: FinishedReply) -> dict[str, Any]:
+    return {} if reply.tokens is None else {"prompt_token_ids": reply.tokens.prompt_ids}
+
+
+def _tokens(reply: FinishedReply, request: ModelRequest) -> dict[str, Any]:
+    """The fields of a choice that tell its tokens."""
+    tokens = reply.tokens
+    if tokens is None:
+        return {}
+    if not request.wire.get("logprobs"):
+        return {"token_ids": tokens.completion_ids}
+    content = [
+        {"token": f"token_id:{token}", "logprob": logprob, "bytes": None, "top_logprobs": []}
+        for token, logprob in zip(tokens.completion_ids.tolist(), tokens.logprobs.tolist(), strict=True)
+    ]
+    return {"token_ids": tokens.completion_ids, "logprobs": {"content": content, "refusal": None}}
 
 
 def _finish(reply: FinishedReply) -> str:
@@ -241,6 +269,8 @@ def _outline(read: ReadBody, _: Mapping[str, str]) -> ModelRequest:
         model=text(source, "model") or "",
         stream=flag(source, "stream"),
         stream_usage=isinstance(options, dict) and options.get("include_usage") is True,
+        show_tokens=flag(source, "return_token_ids"),
+        wire={"logprobs": flag(source, "logprobs")},
         max_tokens=positive_int(source, "max_completion_tokens") or positive_int(source, "max_tokens"),
         stop=stop_strings(source.get("stop"), "stop", one_alone=True),
         parse_calls=may_call(source.get("tool_choice")),
@@ -253,7 +283,7 @@ def _refuse_unsupported(source: dict[str, Any]) -> None:
     if source.get("n") not in (None, 1):
         raise InvalidRequest("n must be 1: every completion is one turn of the episode")
     refuse_logit_bias(source)
-    if source.get("logprobs") or source.get("top_logprobs"):
+    if source.get("top_logprobs") or (source.get("logprobs") and not flag(source, "return_token_ids")):
         raise InvalidRequest(LOGPROBS)
     for key in ("functions", "function_call"):
         if source.get(key):

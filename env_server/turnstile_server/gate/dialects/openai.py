@@ -17,7 +17,10 @@ from turnstile.models import Role
 from turnstile_server.errors import InvalidRequest, TurnstileError
 from turnstile_server.gate.dialects.json import dumped, forced_call, kind, text
 
-LOGPROBS = "logprobs are recorded for the trainer and not sent to agents; leave them out"
+LOGPROBS = (
+    "logprobs are recorded for the trainer and not sent to agents; leave them out. A client that renders itself "
+    "gets those of the sampled tokens, and their ids, with return_token_ids (Chat Completions; top_logprobs 0)"
+)
 """The reason for refusing log probabilities; each dialect asks for them in its own field."""
 
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
