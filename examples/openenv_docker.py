@@ -23,7 +23,14 @@ from openenv.core import GenericEnvClient
 from openenv.core.containers.runtime.providers import LocalDockerProvider
 
 SECCOMP = Path(__file__).resolve().parent.parent / "server" / "seccomp.json"
-FLAGS = ("--read-only", "--tmpfs=/tmp", "--cap-drop=ALL", "--pids-limit=8192", "--security-opt=no-new-privileges")
+FLAGS = (
+    "--read-only",
+    "--tmpfs=/tmp",
+    "--volume=/data",
+    "--cap-drop=ALL",
+    "--pids-limit=8192",
+    "--security-opt=no-new-privileges",
+)
 SANDBOXES = (
     f"--security-opt=seccomp={SECCOMP}",
     "--security-opt=systempaths=unconfined",

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 
 TABLES = """
@@ -16,6 +18,7 @@ print(tables(json.loads(sys.argv[2])))
 """
 
 
+@pytest.mark.thorough
 def test_a_dry_run_prints_every_command_and_starts_nothing() -> None:
     done = subprocess.run(
         ["bash", str(ROOT / "scripts" / "gpu_proof.sh"), "--dry-run"],
