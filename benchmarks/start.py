@@ -132,12 +132,13 @@ def container(engine: str, image: str) -> Subject:
     @contextmanager
     def start(port: int) -> Iterator[None]:
         settings = [word for name, value in ENGINES[engine].items() for word in ("-e", f"{name}={value}")]
-        command = ["docker", "run", "-d", "-p", f"127.0.0.1:{port}:8000", *HARDENED, *settings, image]
+        published = ["-p", f"127.0.0.1:{port}:8000", "-v", "/data"]
+        command = ["docker", "run", "-d", *published, *HARDENED, *settings, image]
         name = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout.strip()
         try:
             yield
         finally:
-            subprocess.run(["docker", "rm", "-f", name], check=True, capture_output=True, timeout=60)
+            subprocess.run(["docker", "rm", "-fv", name], check=True, capture_output=True, timeout=60)
 
     return Subject(f"container, {engine}", start, None if engine == "no model" else "/ready")
 

@@ -55,6 +55,10 @@ OPENENV = (
             "turnstile_server.commands.openenv_layout:layout",
             "Write the layout that `openenv push` wants into a folder.",
         ),
+        "certify": (
+            "turnstile_server.commands.openenv_certify:certify",
+            "Check a task set by the ids of OpenEnv's policy: oracle, floor, leaks, isolation, attacks.",
+        ),
     },
     "Prepare this project for OpenEnv's tools.",
 )
