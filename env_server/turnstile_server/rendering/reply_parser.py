@@ -11,8 +11,8 @@ What the reply is:
   A call inside thinking is thinking, never executed.
 - Reasoning loses its leading newlines and trailing whitespace; content loses its leading newlines and trailing
   whitespace; whitespace around a call stays only between two pieces of visible text.
-- From the first opening of a call on, the reply is held until its end and read by the call format. What is no call
-  is text, tags included.
+- From the first opening of a call on, the reply is held until its end and read by the call format, but for what
+  the format says is settled. What is no call is text, tags included.
 - Turn-end tokens and other special tokens are never shown; inside a call that was read they are part of its
   strings. Ids without a token are empty.
 
@@ -29,7 +29,14 @@ from dataclasses import replace
 import numpy as np
 
 from turnstile.models import Int32Array, Message, ParseNote, ParseStatus, ToolCall
-from turnstile_server.rendering.call_formats.protocol import Called, CallFormat, Segment, Shown, Thought
+from turnstile_server.rendering.call_formats.protocol import (
+    Called,
+    CallFormat,
+    Segment,
+    SettlingFormat,
+    Shown,
+    Thought,
+)
 from turnstile_server.rendering.call_formats.tool_schemas import ToolSchemas
 from turnstile_server.rendering.detokenizer import Detokenizer, Piece, StopFilter, TokenBytes, held_suffix
 from turnstile_server.rendering.protocol import CallDelta, Delta, ParsedReply, ReasoningDelta, TextDelta
@@ -105,6 +112,7 @@ class TagParser:
         text."""
         self._special = special
         self._format = tags.call_format
+        self._settling = tags.call_format if isinstance(tags.call_format, SettlingFormat) else None
         self._offered = offered
         self._stand_ins = StandIns()
         self._marked = tags.marked
@@ -137,6 +145,11 @@ class TagParser:
         for piece in pieces:
             self._buffer += self._view(piece)
             self._drain(deltas, final=False)
+        if self._settling is not None and self._state == "region":
+            segments, rest = self._settling.settled(self._literal("".join(self._region)), self._offered)
+            self._region = [self._inner_again(rest)]
+            for segment in segments:
+                self._take(segment, deltas)
         return deltas
 
     def finish(self, *, ended: bool) -> list[Delta]:
@@ -202,13 +215,23 @@ class TagParser:
 
     def _read(self, call_format: CallFormat, text: str, *, ended: bool) -> list[Segment]:
         """The segments of the held text, in its own stand-ins."""
-        shown = text
+        return call_format.read(self._literal(text), self._offered, ended=ended)
+
+    def _literal(self, text: str) -> str:
+        """Held text as a call format reads it: literals are tokens, and spelled ones stand-ins."""
         for literal in self._marked:
-            shown = shown.replace(literal, self._stand_ins.of(literal, spelled=True))
+            text = text.replace(literal, self._stand_ins.of(literal, spelled=True))
         for character, literal in self._stand_ins.tokens():
             if literal in self._marked:
-                shown = shown.replace(character, literal)
-        return call_format.read(shown, self._offered, ended=ended)
+                text = text.replace(character, literal)
+        return text
+
+    def _inner_again(self, text: str) -> str:
+        """The reverse of ``_literal``."""
+        text = self._inner(text)
+        for literal in self._marked:
+            text = text.replace(self._stand_ins.of(literal, spelled=True), literal)
+        return text
 
     def _take(self, segment: Segment, deltas: list[Delta]) -> None:
         restored = self._stand_ins.restored

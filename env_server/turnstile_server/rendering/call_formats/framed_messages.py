@@ -18,11 +18,15 @@ from turnstile_server.rendering.call_formats.json_text import NotJson, skip, val
 from turnstile_server.rendering.call_formats.protocol import Opening, Segment, Shown, Thought, Unread
 from turnstile_server.rendering.call_formats.tagged_calls import TaggedCalls, TaggedGrammar, by_tag
 from turnstile_server.rendering.call_formats.tool_schemas import ToolSchemas
+from turnstile_server.rendering.detokenizer import held_suffix
 
 _RECIPIENT = re.compile(r"(?:^|\s)to=([^\s<]+)")
 _CHANNEL = re.compile(r"<\|channel\|>\s*([a-z]+)")
 _HARMONY_END = re.compile(r"<\|(?:end|call|return|start)\|>")
 _MUSE_END = re.compile(r"<\|(?:eom|start)\|>")
+
+
+_CHANNEL_ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>")
 
 
 def _end(ends: re.Pattern[str], text: str, position: int) -> tuple[int, int]:
@@ -31,6 +35,20 @@ def _end(ends: re.Pattern[str], text: str, position: int) -> tuple[int, int]:
     if end is None:
         return len(text), len(text)
     return end.start(), end.start() if end[0] == "<|start|>" else end.end()
+
+
+class _Heading:
+    """The heading of a Harmony message. ``tool``: the name of the tool that it calls; None for text."""
+
+    def __init__(self, text: str) -> None:
+        recipient = _RECIPIENT.search(text.replace("<|start|>assistant", "").replace("<|channel|>", " "))
+        named = None if recipient is None or recipient[1] == "user" else recipient[1]
+        self.tool = None if named is None else named.removeprefix("functions.")
+        self._channel = _CHANNEL.search(text)
+
+    def of(self, written: str) -> Segment:
+        """The segment of a message of text."""
+        return Thought(written) if self._channel and self._channel[1] == "analysis" else Shown(written)
 
 
 class Harmony(BaseFormat):
@@ -51,19 +69,37 @@ class Harmony(BaseFormat):
                 rest = text[position:]
                 framed = rest.startswith(("<|start|>", "<|channel|>"))
                 return [*segments, Unread(rest, ParseStatus.UNCLOSED) if framed else Shown(rest)]
-            heading, body = text[position:message], message + len("<|message|>")
-            recipient = _RECIPIENT.search(heading.replace("<|start|>assistant", "").replace("<|channel|>", " "))
-            if recipient is not None and recipient[1] != "user":
-                name = recipient[1].removeprefix("functions.")
-                found, position = self._call(text, position, body, name, offered, ended=ended)
+            heading, body = _Heading(text[position:message]), message + len("<|message|>")
+            if heading.tool is not None:
+                found, position = self._call(text, position, body, heading.tool, offered, ended=ended)
                 unread += isinstance(found, Unread)
                 segments.append(found)
                 continue
             end, position = _end(_HARMONY_END, text, body)
-            channel = _CHANNEL.search(heading)
-            written = text[body:end]
-            segments.append(Thought(written) if channel and channel[1] == "analysis" else Shown(written))
+            segments.append(heading.of(text[body:end]))
         return segments
+
+    def settled(self, text: str, offered: ToolSchemas) -> tuple[list[Segment], str]:
+        """See ``SettlingFormat``: whole messages, calls that can be read, and the text of the last message so far.
+        Nothing behind a call that cannot."""
+        segments: list[Segment] = []
+        position = 0
+        while (message := text.find("<|message|>", position)) >= 0:
+            body = message + len("<|message|>")
+            heading = _Heading(text[position:message])
+            if heading.tool is not None:
+                found, behind = self._call(text, position, body, heading.tool, offered, ended=False)
+                if isinstance(found, Unread):
+                    break
+                segments.append(found)
+            else:
+                end, behind = _end(_HARMONY_END, text, body)
+                if end == len(text):
+                    end -= held_suffix(text[body:], _CHANNEL_ENDS)
+                    return [*segments, heading.of(text[body:end])], text[position:body] + text[end:]
+                segments.append(heading.of(text[body:end]))
+            position = behind
+        return segments, text[position:]
 
     def _call(
         self, text: str, start: int, body: int, name: str, offered: ToolSchemas, *, ended: bool

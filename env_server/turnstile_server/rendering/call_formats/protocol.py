@@ -3,7 +3,8 @@
 A reply is shown as it comes until something stands there that may begin a call (``openings``). From there on it is
 held until the reply ends, and read as a whole (``read``): where a call ends is often decided only by what follows
 it, so nothing may be shown before that. A reply that comes in pieces and the same reply in one can therefore not
-differ.
+differ. Formats that mark up everything would hold all of it, so theirs is shown as far as nothing can change it
+(``SettlingFormat``).
 """
 
 from __future__ import annotations
@@ -92,5 +93,18 @@ class CallFormat(Protocol):
         """The id that this model's context has for ``call``, the ``index``-th (from 0) of the conversation.
 
         None where the agent's id does. For calls whose own id is not known: the model did not write them.
+        """
+        ...
+
+
+@runtime_checkable
+class SettlingFormat(CallFormat, Protocol):
+    """A format whose marks say where a message of text begins and ends, so that it is shown while it comes."""
+
+    def settled(self, text: str, offered: ToolSchemas) -> tuple[list[Segment], str]:
+        """The segments of a held reply that are the same however it goes on, and the text that stays held.
+
+        ``read`` of what stays held, with all that follows, gives the segments that ``read`` of the whole gives
+        behind these; texts may be cut in two.
         """
         ...
