@@ -10,6 +10,7 @@ import anyio
 import httpx
 import pytest
 from conversation import auth, body
+from episode_clock import EpisodeClock
 from gate_support import Stage, staged
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
@@ -113,14 +114,17 @@ async def test_a_resumed_episode_is_finished_and_graded(tiny_model: Path, tmp_pa
         assert (await stage.get(episode))["reward"] == 1.0
 
 
-async def test_an_agent_that_never_comes_back_costs_no_reward(tiny_model: Path, tmp_path: Path) -> None:
+async def test_an_agent_that_never_comes_back_costs_no_reward(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = EpisodeClock(monkeypatch)
     async with staged(tiny_model, tmp_path) as stage:
-        given = {"task": TASK, "limits": {"idle_s": 1}}
-        gone, back = [(await stage.control.post("/episodes", json=given)).json() for _ in range(2)]
+        gone, back = [(await stage.control.post("/episodes", json={"task": TASK})).json() for _ in range(2)]
         await call(stage.agent_url, gone, HELLO)
     fast = {"episodes": {"resume_external": True, "watch_interval_s": 0.05}}
     async with staged(tiny_model, tmp_path, **fast) as stage:
         await call(stage.agent_url, back, HELLO)
+        await clock.pass_time(2 * 3600)
         with anyio.fail_after(30):
             for episode, status in ((gone, "failed"), (back, "timed_out")):
                 while (shown := await stage.get(episode))["status"] in ("running", "grading"):  # noqa: ASYNC110
