@@ -4,6 +4,91 @@
  */
 
 export interface paths {
+    "/{env_name}/num_tasks": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Num Tasks */
+        post: operations["num_tasks__env_name__num_tasks_post"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/{env_name}/splits": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Splits */
+        get: operations["splits__env_name__splits_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/{env_name}/task": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Task */
+        post: operations["task__env_name__task_post"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/{env_name}/task_range": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Task Range */
+        post: operations["task_range__env_name__task_range_post"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/{env_name}/tasks": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Tasks */
+        post: operations["tasks__env_name__tasks_post"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/agents": {
         parameters: {
             query?: never;
@@ -786,6 +871,23 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/list_environments": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** List Environments */
+        get: operations["list_environments_list_environments_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/live": {
         parameters: {
             query?: never;
@@ -834,8 +936,8 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Get Metadata */
-        get: operations["get_metadata_metadata_get"];
+        /** Get Description */
+        get: operations["get_description_metadata_get"];
         put?: never;
         post?: never;
         delete?: never;
@@ -924,8 +1026,8 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Get Schema */
-        get: operations["get_schema_schema_get"];
+        /** Get Description */
+        get: operations["get_description_schema_get"];
         put?: never;
         post?: never;
         delete?: never;
@@ -1725,6 +1827,16 @@ export interface components {
             detail?: components["schemas"]["ValidationError"][];
         };
         /**
+         * IndexQuery
+         * @description Body of ``POST /{env}/task``.
+         */
+        IndexQuery: {
+            /** Index */
+            index: number;
+            /** Split */
+            split: string;
+        };
+        /**
          * InvariantCheck
          * @description One invariant over the whole episode. It holds when ``failures`` is empty.
          */
@@ -2367,6 +2479,14 @@ export interface components {
             started_at: number;
         };
         /**
+         * SplitQuery
+         * @description Body of ``POST /{env}/tasks`` and ``/num_tasks``.
+         */
+        SplitQuery: {
+            /** Split */
+            split: string;
+        };
+        /**
          * Staleness
          * @description The staleness of an episode (now, or when it ended), and its bound.
          *
@@ -2499,6 +2619,18 @@ export interface components {
             untrained: {
                 [key: string]: number;
             };
+        };
+        /**
+         * TaskRangeQuery
+         * @description Body of ``POST /{env}/task_range``: a slice as Python counts it.
+         */
+        TaskRangeQuery: {
+            /** Split */
+            split: string;
+            /** Start */
+            start?: number | null;
+            /** Stop */
+            stop?: number | null;
         };
         /**
          * TaskRef
@@ -3039,6 +3171,177 @@ export interface components {
 }
 export type $defs = Record<string, never>;
 export interface operations {
+    num_tasks__env_name__num_tasks_post: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                env_name: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["SplitQuery"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": unknown;
+                };
+            };
+            /** @description Validation Error */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["HTTPValidationError"];
+                };
+            };
+        };
+    };
+    splits__env_name__splits_get: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                env_name: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": unknown;
+                };
+            };
+            /** @description Validation Error */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["HTTPValidationError"];
+                };
+            };
+        };
+    };
+    task__env_name__task_post: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                env_name: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["IndexQuery"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": unknown;
+                };
+            };
+            /** @description Validation Error */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["HTTPValidationError"];
+                };
+            };
+        };
+    };
+    task_range__env_name__task_range_post: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                env_name: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["TaskRangeQuery"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": unknown;
+                };
+            };
+            /** @description Validation Error */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["HTTPValidationError"];
+                };
+            };
+        };
+    };
+    tasks__env_name__tasks_post: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                env_name: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["SplitQuery"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": unknown;
+                };
+            };
+            /** @description Validation Error */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["HTTPValidationError"];
+                };
+            };
+        };
+    };
     agent_list_agents_get: {
         parameters: {
             query?: never;
@@ -4408,6 +4711,26 @@ export interface operations {
             };
         };
     };
+    list_environments_list_environments_get: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": unknown;
+                };
+            };
+        };
+    };
     live_live_get: {
         parameters: {
             query?: {
@@ -4488,7 +4811,7 @@ export interface operations {
             };
         };
     };
-    get_metadata_metadata_get: {
+    get_description_metadata_get: {
         parameters: {
             query?: never;
             header?: never;
@@ -4588,7 +4911,7 @@ export interface operations {
             };
         };
     };
-    get_schema_schema_get: {
+    get_description_schema_get: {
         parameters: {
             query?: never;
             header?: never;
