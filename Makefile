@@ -11,6 +11,8 @@
 #               cache folder; then writes scripts/lowest.txt. To be played after a change of a bound
 # make everything  every test and every check that there is, those included that .ci/run leaves out, with what they
 #               need: hours. SUITES="slow docker" plays these; RECORD=1 keeps what they cost (CONTRIBUTING.md)
+# make upstream  the newest openenv, mcp, trl, agents, …, in environments of their own, against our contract suites
+#               (NAMES="mcp pi"; ALL=1 the pinned ones too; WRITE=1 writes docs/upstream.md). No part of CI
 # make check    the quick inner loop: format, lint, types and the quick tests of what changed (BASE=main)
 # make install  everything that tests, examples and documentation use, into .venv
 # make demo     tasks to graded, token-exact episodes, end to end, on a tiny model
@@ -42,7 +44,7 @@ INSTALLED := .venv/installed
 RUNS := .venv/runs
 SUITE := $(BIN)/python scripts/suites.py
 
-.PHONY: install model-kits test test-slow test-workers test-browser test-docker test-agents lowest everything engines check lint demo container bench agents-matrix recorded-run pictures campaign harbor docs ui ui-check clean
+.PHONY: install model-kits test test-slow test-workers test-browser test-docker test-agents lowest everything engines check lint demo container bench agents-matrix upstream recorded-run pictures campaign harbor docs ui ui-check clean
 
 install: $(INSTALLED)
 
@@ -76,6 +78,10 @@ test-agents: $(INSTALLED)
 engines: $(INSTALLED)
 	scripts/bubblewrap.sh
 	$(SUITE) engines
+
+upstream: $(INSTALLED)
+	scripts/bubblewrap.sh
+	$(BIN)/python scripts/upstream.py $(NAMES) $(if $(ALL),--all) $(if $(WRITE),--write)
 
 lowest: $(INSTALLED)
 	scripts/bubblewrap.sh
