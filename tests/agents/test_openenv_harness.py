@@ -81,6 +81,7 @@ def same_turns(turns: list[dict[str, Any]], sample: Sample) -> None:
         assert turn["loss_mask"] == [0] * span.start + sample.loss_mask[span.start : span.end].tolist()
 
 
+@pytest.mark.thorough
 def test_sessions_give_what_was_recorded_and_end_as_the_contract_says(
     server: LocalServer, client: Client, tmp_path: Path
 ) -> None:

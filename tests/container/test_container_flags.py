@@ -66,6 +66,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.thorough
 def test_the_flags_open_user_name_spaces_and_not_keys_newer_mounts_or_name_spaces_alone() -> None:
     flags = ("--security-opt", PROFILE, "--security-opt", PATHS)
     printed = run("docker", "run", "--rm", *HARDENED, *flags, base_image(), "python3", "-c", ATTEMPTS)

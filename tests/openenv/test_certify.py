@@ -143,6 +143,7 @@ def failure(done: Certified, check_id: CheckId) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_sound_set_passes_every_check_with_the_ids_and_fields_of_openenv(tmp_path: Path) -> None:
     world = tmp_path / "world.py"
     world.write_text(WORLD)

@@ -54,6 +54,7 @@ def capture(episode: dict[str, Any], log: Path) -> Iterator[str]:
         process.wait()
 
 
+@pytest.mark.thorough
 def test_its_rows_are_our_rows(open_door: OpenDoor, tmp_path: Path) -> None:
     with open_door() as door, httpx.Client(base_url=base_url(door), timeout=60) as control:
         episode = control.post("/episodes", json={"task": {"instruction": "x"}}).json()

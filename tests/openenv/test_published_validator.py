@@ -32,7 +32,8 @@ def test_a_manifest_with_a_wrong_block_is_told(tmp_path: Path) -> None:
     assert (code, report["verdict"]) == (1, "fail")
 
 
-@pytest.mark.parametrize("mode", ["simulation", pytest.param("production", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("mode", ["simulation", "production"])
+@pytest.mark.thorough
 def test_a_running_server_passes(open_door: OpenDoor, mode: str) -> None:
     with open_door(openenv={"mode": mode}) as door:
         code, report = validated(base_url(door))

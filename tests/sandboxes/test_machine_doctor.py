@@ -148,6 +148,7 @@ async def test_a_journal_that_takes_no_record_and_few_descriptors_are_told(
     assert "/proc takes no record" in findings["journal"].text
 
 
+@pytest.mark.thorough
 def test_the_command_prints_a_line_for_each_and_leaves_nothing(tmp_path: Path, run_dir: Path) -> None:
     environment = {**os.environ, "TURNSTILE_SANDBOXES__RUN_DIR": str(run_dir)}
     command = [str(TURNSTILE), "doctor", "--sandbox", "local", "--data-dir", str(tmp_path / "data")]

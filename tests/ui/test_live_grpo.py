@@ -77,6 +77,7 @@ def learning(door: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
         yield pool.submit(asyncio.run, loop())
 
 
+@pytest.mark.thorough
 def test_a_run_is_watched_to_its_end(
     watched: Watched, door: Door, api: httpx.Client, learning: Future[Path]
 ) -> None:
