@@ -81,7 +81,6 @@ def same_turns(turns: list[dict[str, Any]], sample: Sample) -> None:
         assert turn["loss_mask"] == [0] * span.start + sample.loss_mask[span.start : span.end].tolist()
 
 
-@pytest.mark.thorough
 def test_sessions_give_what_was_recorded_and_end_as_the_contract_says(
     server: LocalServer, client: Client, tmp_path: Path
 ) -> None:
@@ -146,6 +145,7 @@ def test_sessions_give_what_was_recorded_and_end_as_the_contract_says(
     assert {ended["late"], ended["closed"], ended["left-open"]} == {EpisodeStatus.CANCELLED}
 
 
+@pytest.mark.thorough
 def test_trl_trains_by_its_own_worker_and_later_rollouts_are_of_the_new_weights(
     server: LocalServer, client: Client, tmp_path: Path
 ) -> None:
