@@ -227,6 +227,7 @@ async def assemble(parts: Parts, agent_url: str, control_key: str | None, stack:
                 engine,
                 engines.versions,
                 toolbox,
+                renderer.template_hash,
             )
         )
     )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,16 @@ import httpx
 import pytest
 from conversation import auth, body
 from episode_clock import EpisodeClock
-from gate_support import Stage, staged
+from gate_support import CONTEXT, Prompted, Said, Stage, scripted_engine, staged
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from test_restart import child, whole_reply, whole_stream
+
+from turnstile.models import EpisodeStatus
+from turnstile_server.episodes.work_file import EndedWork, encode, facts_of
+from turnstile_server.errors import JournalUnavailable
+from turnstile_server.grading.protocol import Work
+from turnstile_server.journal.protocol import Record
 
 pytestmark = pytest.mark.anyio
 ON = {"episodes": {"resume_external": True}}
@@ -47,13 +55,16 @@ async def call(
     return whole_stream(response.text) if stream else whole_reply(response.json())
 
 
-async def submit(stage: Stage, episode: dict[str, Any]) -> None:
-    address = f"{stage.agent_url}/e/{episode['episode_id']}/mcp"
+async def submit(agent_url: str, episode: dict[str, Any], answer: str = "42", *, accepted: bool = True) -> str:
+    """What the tool said."""
+    address = f"{agent_url}/e/{episode['episode_id']}/mcp"
     async with (
         httpx.AsyncClient(headers=auth(episode), timeout=60) as http,
         Client(streamable_http_client(address, http_client=http)) as tools,
     ):
-        assert not (await tools.call_tool("submit", {"answer": "42"})).is_error
+        result = await tools.call_tool("submit", {"answer": answer})
+    assert result.is_error is not accepted
+    return str(result.content)
 
 
 async def test_after_a_kill_the_agent_goes_on_with_its_key_where_it_was(tiny_model: Path, tmp_path: Path) -> None:
@@ -94,24 +105,87 @@ async def test_after_a_kill_the_agent_goes_on_with_its_key_where_it_was(tiny_mod
         assert report["passed"], report["invariants"]
 
 
+async def test_an_answer_that_was_acknowledged_outlives_a_kill(tiny_model: Path, tmp_path: Path) -> None:
+    async with child(tiny_model, tmp_path, 1) as (process, control):
+        async with httpx.AsyncClient(base_url=control) as client:
+            episode = (await client.post("/episodes", json={"task": TASK})).json()
+        agent_url = episode["model_url"].partition("/e/")[0]
+        await submit(agent_url, episode, "41")
+        await submit(agent_url, episode, "42")
+        process.kill()
+        await process.wait()
+    async with staged(tiny_model, tmp_path, **ON) as stage:
+        ended = (await stage.control.post(f"/episodes/{episode['episode_id']}/finish")).json()
+        assert (ended["status"], ended["reward"]) == ("completed", 1.0)
+
+
+async def test_an_answer_that_cannot_be_stored_is_refused_and_the_one_before_counts(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with staged(tiny_model, tmp_path) as stage:
+        episode = (await stage.control.post("/episodes", json={"task": TASK})).json()
+        await submit(stage.agent_url, episode, "42")
+        with monkeypatch.context() as patch:
+            patch.setattr(stage.journal, "append", refuse)
+            refusal = await submit(stage.agent_url, episode, "41", accepted=False)
+        assert "no room" in refusal
+        ended = (await stage.control.post(f"/episodes/{episode['episode_id']}/finish")).json()
+        assert ended["reward"] == 1.0
+
+
+async def refuse(record: Record) -> int:
+    raise JournalUnavailable("no room")
+
+
 async def test_a_resumed_episode_is_finished_and_graded(tiny_model: Path, tmp_path: Path) -> None:
     async with staged(tiny_model, tmp_path) as stage:
         episode = (await stage.control.post("/episodes", json={"task": TASK})).json()
-        other = (await stage.control.post("/episodes", json={"task": TASK})).json()
         await call(stage.agent_url, episode, HELLO)
-        await submit(stage, other)
     async with staged(tiny_model, tmp_path, **ON) as stage:
-        assert (await stage.get(other))["error"]["type"] == "server_restarted"  # its answer was in memory alone
-        listed = (await stage.control.get("/episodes")).json()["episodes"]
-        assert {one["episode_id"]: one["status"] for one in listed} == {
-            episode["episode_id"]: "running",
-            other["episode_id"]: "failed",
-        }
-        await submit(stage, episode)
+        assert (await stage.get(episode))["status"] == "running"
+        await submit(stage.agent_url, episode)
         ended = (await stage.control.post(f"/episodes/{episode['episode_id']}/finish")).json()
         assert (ended["status"], ended["reward"]) == ("completed", 1.0)
     async with staged(tiny_model, tmp_path, **ON) as stage:
         assert (await stage.get(episode))["reward"] == 1.0
+
+
+async def test_an_episode_that_was_graded_when_the_server_stopped_is_not_played_on(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    async with staged(tiny_model, tmp_path) as stage:
+        episode = (await stage.control.post("/episodes", json={"task": TASK})).json()
+    episode_id = episode["episode_id"]
+    work = EndedWork(episode_id, Work(None, "42", facts=facts_of(episode_id)), EpisodeStatus.COMPLETED, None, None)
+    (tmp_path / "work" / f"{episode_id}.work").write_bytes(encode(work))
+    async with staged(tiny_model, tmp_path, **ON) as stage:
+        error = (await stage.get(episode))["error"]
+        assert (error["type"], "grade it again" in error["message"]) == ("server_restarted", True)
+
+
+@pytest.mark.parametrize("moved", [False, True])
+async def test_turns_of_another_template_are_continued_by_none(
+    moved: bool, tiny_model: Path, tmp_path: Path
+) -> None:
+    async with staged(tiny_model, tmp_path) as stage:
+        begun, fresh = [(await stage.control.post("/episodes", json={"task": TASK})).json() for _ in range(2)]
+        await call(stage.agent_url, begun, HELLO)
+    other = {"rendering": {"template_kwargs": {"another": 1}}} if moved else {}
+    async with staged(tiny_model, tmp_path, **ON, **other) as stage:
+        assert (await stage.get(begun))["status"] == ("failed" if moved else "running")
+        assert (await stage.get(fresh))["status"] == "running"
+
+
+async def test_sampling_that_the_engine_cannot_do_any_more_is_not_gone_on_with(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    engine = scripted_engine(tiny_model, CONTEXT)
+    async with staged(tiny_model, tmp_path, engine=engine) as stage:
+        given = {"task": TASK, "sampling": {"top_p": 0.9}}
+        episode = (await stage.control.post("/episodes", json=given)).json()
+    engine.can = replace(engine.can, exact_truncation=False)
+    async with staged(tiny_model, tmp_path, engine=engine, **ON) as stage:
+        assert (await stage.get(episode))["error"]["type"] == "server_restarted"
 
 
 async def test_an_agent_that_never_comes_back_costs_no_reward(
@@ -119,14 +193,19 @@ async def test_an_agent_that_never_comes_back_costs_no_reward(
 ) -> None:
     clock = EpisodeClock(monkeypatch)
     async with staged(tiny_model, tmp_path) as stage:
-        gone, back = [(await stage.control.post("/episodes", json={"task": TASK})).json() for _ in range(2)]
+        gone, back, answered, told = [
+            (await stage.control.post("/episodes", json={"task": TASK})).json() for _ in range(4)
+        ]
         await call(stage.agent_url, gone, HELLO)
+        await submit(stage.agent_url, told)
     fast = {"episodes": {"resume_external": True, "watch_interval_s": 0.05}}
     async with staged(tiny_model, tmp_path, **fast) as stage:
         await call(stage.agent_url, back, HELLO)
+        await submit(stage.agent_url, answered)
         await clock.pass_time(2 * 3600)
         with anyio.fail_after(30):
-            for episode, status in ((gone, "failed"), (back, "timed_out")):
+            ends = ((gone, "failed"), (told, "failed"), (back, "timed_out"), (answered, "timed_out"))
+            for episode, status in ends:
                 while (shown := await stage.get(episode))["status"] in ("running", "grading"):  # noqa: ASYNC110
                     await anyio.sleep(0.05)
                 assert shown["status"] == status
@@ -134,6 +213,40 @@ async def test_an_agent_that_never_comes_back_costs_no_reward(
         assert (ended["error"]["type"], ended["error"]["fault"]) == ("server_restarted", "infrastructure")
         assert ended["reward"] is None
         assert (await stage.get(back))["reward"] == 0.0
+        assert (await stage.get(answered))["reward"] == 1.0
+
+
+async def test_an_agent_whose_first_call_runs_at_the_wall_limit_has_come_back(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = EpisodeClock(monkeypatch)
+    async with staged(tiny_model, tmp_path) as stage:
+        given = {"task": TASK, "limits": {"wall_s": 600}}
+        episode = (await stage.control.post("/episodes", json=given)).json()
+    async with staged(tiny_model, tmp_path, episodes={"resume_external": True, "watch_interval_s": 0.05}) as stage:
+        begun = anyio.Event()
+
+        async def hang(call: Prompted) -> AsyncIterator[Said | Exception]:
+            begun.set()
+            await call.aborted.wait()
+            yield Said([], "abort")
+
+        stage.engine.answers = [hang]
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(cut_off, stage, episode)
+            await begun.wait()
+            await clock.pass_time(3600)
+            with anyio.fail_after(30):
+                while (shown := await stage.get(episode))["status"] in ("running", "grading"):  # noqa: ASYNC110
+                    await anyio.sleep(0.05)
+        assert (shown["status"], shown["reward"]) == ("timed_out", 0.0)
+
+
+async def cut_off(stage: Stage, episode: dict[str, Any]) -> None:
+    """A call that ends with its episode."""
+    address = f"{stage.agent_url}/e/{episode['episode_id']}/v1/chat/completions"
+    async with httpx.AsyncClient(headers=auth(episode), timeout=60) as client:
+        assert (await client.post(address, json=body(messages=HELLO))).status_code == 410
 
 
 async def test_without_the_setting_none_goes_on(tiny_model: Path, tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from turnstile.models import (
     EpisodeSummary,
     ErrorInfo,
     ForkOrigin,
+    KeptWork,
     NetworkReport,
     Turn,
     summary_of,
@@ -64,8 +65,8 @@ _NOT_GRADED = _RESTARTED.model_copy(
 class Archive:
     """``cached_trees``: how many trees of ended episodes stay in memory, the latest used ones. ``works``: in which
     the work of an episode may be that was graded when the server stopped. ``interrupted`` is handed the records of
-    such ends, to store them. ``takes_up`` is asked first, with all records of an episode that ran, whether it goes
-    on; None: none does."""
+    such ends, to store them. ``takes_up`` is asked first, with all records of an episode that ran and was not
+    being graded, whether it goes on; None: none does."""
 
     def __init__(
         self,
@@ -121,22 +122,22 @@ class Archive:
                 inherited = await self._inherited(stored.episode.forked_from, anyio.CapacityLimiter(1))
                 records = await self._journal.read(record.episode_id)
                 forest = rebuild(records, inherited)
-                if self._takes_up is not None and self._takes_up(stored, records, forest):
+                work = await self._works.recovered(record.episode_id)
+                if work is None and self._takes_up is not None and self._takes_up(stored, records, forest):
                     self.created(stored)
                     continue
-                stored = await self._restarted(stored, forest)
+                stored = await self._restarted(stored, forest, work)
             self.created(stored)
             self.add_ended(stored.episode)
 
-    async def _restarted(self, stored: Stored, forest: Forest) -> Stored:
-        """The episode that ran when the server stopped, as failed."""
+    async def _restarted(self, stored: Stored, forest: Forest, work: KeptWork | None) -> Stored:
+        """The episode that ran when the server stopped, as failed. ``work``: which it was being graded for."""
         episode_id = stored.episode.episode_id
         created_at = stored.episode.timings.created_at
         # Who only reads, perhaps years later, knows of no later time than that of the last turn.
         ended_at = time.time() if self._interrupted is not None else forest.last_turn_at or created_at
         ended_s = max(0.0, ended_at - created_at)
         timings = stored.episode.timings.model_copy(update={"ended_s": ended_s})
-        work = await self._works.recovered(episode_id)
         error = _RESTARTED if work is None else _NOT_GRADED
         fields = {"status": EpisodeStatus.FAILED, "error": error, "timings": timings, "work": work}
         failed = replace(stored, episode=forest.counted(stored.episode.model_copy(update=fields)))

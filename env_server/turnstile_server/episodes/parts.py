@@ -31,3 +31,5 @@ class EpisodeParts:
     engine: Engine
     versions: WeightVersions
     toolbox: Toolbox
+    template_hash: str
+    """The renderer's."""

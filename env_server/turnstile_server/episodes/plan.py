@@ -72,6 +72,11 @@ class Plan:
         return self.sandbox is not None or tools or task.environment is not None
 
     @property
+    def outlives_server(self) -> bool:
+        """Nothing that the episode needs dies with the server, but what its journal lacks."""
+        return self.agent is None and not self.prepared and not self.task.steps
+
+    @property
     def told(self) -> str | None:
         """The instruction for a launched agent to go on; None: it begins with the task's instruction."""
         return None if self.fork is None else self.fork.origin.instruction

@@ -61,7 +61,7 @@ from turnstile_server.episodes.work_store import WorkStore
 from turnstile_server.errors import Gone, SandboxFailed, SandboxUnavailable, TurnstileError
 from turnstile_server.gate.pipeline import CallPipeline
 from turnstile_server.journal.protocol import Journal
-from turnstile_server.journal.records import span_record
+from turnstile_server.journal.records import answer_record, span_record
 from turnstile_server.replay.recorder import Replays
 from turnstile_server.settings import Settings
 from turnstile_server.spans import OpenSpan, SpanRecorder
@@ -134,7 +134,7 @@ class EpisodeRun:
             trace=TraceContext.of(episode.episode_id, episode.traceparent, exported=settings.tracing.otlp),
             resting=parts.pipeline.resting,
         )
-        self._resumed = resumed is not None
+        self._resumed = resumed
         if resumed is not None:
             self.session.take_up(resumed.forest.tree, resumed.forest.discarded, resumed.record_bytes)
             self._life.go_on_after(
@@ -167,7 +167,15 @@ class EpisodeRun:
         self._records = RunRecords(self._life, parts.journal, self._complete)
         self._stopping = anyio.Event()
         parts_of_run = (self._life, plan.agent, self.session, self._sandbox, self._environment, self._own_tools)
-        self.tools = RunTools(*parts_of_run, self._steps, self.spans, self.request_stop, self._stopping)
+        self.tools = RunTools(
+            *parts_of_run,
+            self._steps,
+            self.spans,
+            self.request_stop,
+            self._stopping,
+            self._store_answer if plan.outlives_server else None,
+            None if resumed is None else resumed.answer,
+        )
         """The MCP endpoint's view."""
         self._grading = anyio.CancelScope()
         self._has_place = False
@@ -274,6 +282,9 @@ class EpisodeRun:
             span.error = None if outcome.error is None else outcome.error.type
             return outcome
 
+    async def _store_answer(self, answer: str) -> None:
+        await self._parts.journal.append(answer_record(self.episode_id, answer))
+
     async def _drain(self) -> None:
         """Lets model calls in flight end by themselves for ``gate.drain_s``, then has the engine abort them."""
         stop = self._life.stop
@@ -375,9 +386,16 @@ class EpisodeRun:
             time.monotonic(), calls_in_flight=bool(session.in_flight), last_activity=session.last_activity
         )
         if error is not None:
-            nobody_came = self._resumed and not session.last_activity
-            outcome = outcome_of_nobody() if nobody_came else outcome_of_overdue(error, self.episode.status)
-            self.request_stop(outcome)
+            outcome = outcome_of_overdue(error, self.episode.status)
+            self.request_stop(outcome_of_nobody() if self._nobody_came else outcome)
+
+    @property
+    def _nobody_came(self) -> bool:
+        """The server was restarted while the episode ran, and its agent has done nothing since."""
+        session = self.session
+        if self._resumed is None or self.tools.answer != self._resumed.answer:
+            return False
+        return not session.last_activity and not session.in_flight
 
     def interrupt(self) -> None:
         """The server stops. ``run_to_end`` returns soon; see the head of this module for what it still stores."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
 
 import anyio
@@ -24,7 +24,9 @@ from turnstile_server.tools.protocol import ServedTool
 
 class RunTools:
     """Implements the MCP endpoint's EpisodeTools. Owns nothing: what it is made of is the run's. ``stopping`` is
-    set at the first stop request, or when the server stops."""
+    set at the first stop request, or when the server stops. ``store_answer`` makes an answer durable before it
+    counts; None: it is lost with the server, as all else that the episode needs. ``answer``: submitted before a
+    restart."""
 
     def __init__(
         self,
@@ -38,8 +40,10 @@ class RunTools:
         spans: SpanRecorder,
         request_stop: Callable[[Outcome], None],
         stopping: anyio.Event,
+        store_answer: Callable[[str], Awaitable[object]] | None = None,
+        answer: str | None = None,
     ) -> None:
-        self.answer: str | None = None
+        self.answer = answer
         """The answer that was submitted last."""
         self._life = life
         self._agent = agent
@@ -51,6 +55,7 @@ class RunTools:
         self._spans = spans
         self._request_stop = request_stop
         self._stopping = stopping
+        self._store_answer = store_answer
 
     @property
     def episode_id(self) -> str:
@@ -78,6 +83,9 @@ class RunTools:
 
     async def submit(self, answer: str) -> str | None:
         self.check_open()
+        if self._store_answer is not None:
+            await self._store_answer(answer)
+            self.check_open()
         self.answer = answer
         try:
             said = await self._environment.respond(answer) if self._environment is not None else None

@@ -107,7 +107,7 @@ class Episodes(EpisodeReader):
         )
         self._groups = EpisodeGroups(self._bounds.remembered_groups)
         self._leases = Leases(self._bounds.watch_interval_s, time.monotonic())
-        self._resumption = Resumption(parts.backends, settings)
+        self._resumption = Resumption(parts.backends, settings, parts.engine, parts.template_hash)
         takes_up = self._resumption.takes
         archive = Archive(parts.journal, self._bounds.cached_trees, self._works, parts.journal.append, takes_up)
         super().__init__(parts.journal, archive, self._works, self._running, settings)

@@ -28,6 +28,8 @@ class RecordType(IntEnum):
     """A trainer has fetched the ended episode: bounds of the disk may delete it."""
     SPAN = 7
     """A piece of an episode's time that has ended, or how many were left out."""
+    ANSWER = 8
+    """What an external agent submitted; the last one wins."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,12 @@ JSON form and becomes null.)
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import TypeAdapter
 
 from turnstile.models import Delivery, Discard, Turn
 from turnstile_server.journal.protocol import Record, RecordType
@@ -19,6 +20,7 @@ from turnstile_server.journal.protocol import Record, RecordType
 _TURN_ARRAYS = ("context_ids", "completion_ids", "logprobs")
 _EXPERTS, _EXPERTS_SHAPE = "routed_experts", "routed_experts_shape"
 _TURN_META_EXCLUDES = {*_TURN_ARRAYS, _EXPERTS}
+_ANSWER = TypeAdapter(str)
 
 
 def turn_record(turn: Turn) -> Record:
@@ -65,6 +67,19 @@ def delivery_of(record: Record) -> Delivery:
 def span_record(episode_id: str, meta: Mapping[str, Any]) -> Record:
     """``meta``: a span as JSON, or ``{"dropped": n}``."""
     return Record(RecordType.SPAN, episode_id, meta)
+
+
+def answer_record(episode_id: str, answer: str) -> Record:
+    return Record(RecordType.ANSWER, episode_id, {"answer": answer})
+
+
+def answer_of(records: Iterable[Record]) -> str | None:
+    """The answer that was submitted last; None: no record has one. Raises pydantic.ValidationError."""
+    found = None
+    for record in records:
+        if record.type is RecordType.ANSWER:
+            found = _ANSWER.validate_python(record.meta.get("answer"))
+    return found
 
 
 def discard_record(episode_id: str, discard: Discard) -> Record:

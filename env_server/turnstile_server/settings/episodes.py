@@ -43,7 +43,7 @@ class EpisodeSettings(ReplaySettings):
     resume_external: bool = Field(
         False,
         description="After a restart, the episodes of external agents go on with their keys and turns, where they "
-        "have no sandbox, world, own tools or submitted answer. False: they are `failed`, `server_restarted`.",
+        "have no sandbox, world or own tools. False: they are `failed`, `server_restarted`.",
     )
     finish_wait_s: float = Field(
         30.0,
