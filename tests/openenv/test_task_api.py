@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from openenv_support import base_url, wired
 
 from control_support import Door, OpenDoor
 from turnstile.models.draw import draw_position, generator_of
+from turnstile_server.control.openenv.task_api import MAX_TASKS
 
 pytestmark = pytest.mark.anyio
 TASKS = "\n".join(
@@ -78,6 +80,29 @@ async def test_what_there_is_not_is_refused(
     answer = await http.post(f"/{path}", json=body)
     assert answer.status_code == status
     assert said in answer.text
+
+
+async def test_a_catalogue_beyond_one_answer_is_read_in_ranges(open_door: OpenDoor, tmp_path: Path) -> None:
+    source = tmp_path / "tasks.jsonl"
+    count = MAX_TASKS + 1
+    source.write_text("\n".join(json.dumps({"id": f"t{number}", "instruction": "x"}) for number in range(count)))
+    with open_door(tasks={"sources": [str(source)]}) as running:
+        async with httpx.AsyncClient(base_url=base_url(running), timeout=60) as http:
+            assert len((await asked(http, "tasks", split="train"))["tasks"]) == MAX_TASKS
+            assert await asked(http, "num_tasks", split="train") == {"num_tasks": count}
+            last = (await asked(http, "task_range", split="train", start=1))["tasks"]
+            assert (len(last), last[-1]["id"]) == (MAX_TASKS, f"t{MAX_TASKS}")
+            refused = await http.post("/turnstile/task_range", json={"split": "train"})
+            assert (refused.status_code, "ask in pieces" in refused.text) == (400, True)
+
+
+async def test_a_reset_that_names_no_task_leaves_the_episode_as_it_is(door: Door) -> None:
+    async with wired(door) as wire:
+        begun = await wire.reset()
+        told = await wire.ask({"type": "reset", "data": {"split": "dev"}})
+        assert told["data"]["code"] == "VALIDATION_ERROR"
+        state = (await wire.ask({"type": "state"}))["data"]
+        assert (state["episode_id"], state["done"]) == (begun["metadata"]["episode_id"], False)
 
 
 async def test_a_reset_takes_the_task_that_split_and_index_name(door: Door) -> None:

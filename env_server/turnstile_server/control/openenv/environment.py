@@ -101,13 +101,13 @@ class TurnstileEnvironment:
         asked = ResetParameters.model_validate({k: v for k, v in parameters.items() if k not in unset})
         if asked.episode_id is None and self._first_id is not None:
             asked = asked.model_copy(update={"episode_id": self._first_id})
-        await self.release()
-        self._created, self._seen, self._steps = None, None, 0
         self._choice.seed(asked.seed)
         if asked.names_task:
             chosen = asked.task_id, asked.seed
         else:
             chosen = self._choice.choose(asked.seed, asked.split, asked.index)
+        await self.release()
+        self._created, self._seen, self._steps = None, None, 0
         # A created episode must have an owner, so a caller that leaves now is noticed after the creation.
         with anyio.CancelScope(shield=True):
             created, _ = await self._parts.episodes.create(asked.request(*chosen), self._agent_url)

@@ -18,11 +18,12 @@ from turnstile_server.control.body import json_response
 from turnstile_server.control.catalog import task_info
 from turnstile_server.control.openenv.openenv_parts import NAME
 from turnstile_server.control.openenv.task_choice import TaskOrder
-from turnstile_server.errors import NotFound
+from turnstile_server.errors import InvalidRequest, NotFound
 from turnstile_server.tasks.catalog import TaskCatalog
 
 MAX_TASKS = 1000
-"""Tasks of one answer. A longer listing ends there, as the Task API allows; ``num_tasks`` counts them all."""
+"""Tasks of one answer. ``/tasks`` ends there, as the Task API allows, and a longer range is refused; ``num_tasks``
+counts them all."""
 
 _TYPES = frozenset({"train", "validation", "test"})
 
@@ -49,7 +50,7 @@ class TaskRangeQuery(SplitQuery):
 
 
 def build_task_router(catalog: TaskCatalog | None) -> APIRouter:
-    """The six routes. Errors: 404 for an environment that is not this one, 400 for a split or an index."""
+    """The six routes. Errors: 404 for an environment that is not this one, 400 for a split, index or range."""
     router = APIRouter()
     order = TaskOrder(catalog)
 
@@ -88,7 +89,9 @@ def build_task_router(catalog: TaskCatalog | None) -> APIRouter:
     async def task_range(env_name: str, query: TaskRangeQuery) -> Response:
         _checked(env_name)
         ids = order.ids(query.split)[query.start : query.stop]
-        return json_response({"tasks": await shown(ids[:MAX_TASKS])})
+        if len(ids) > MAX_TASKS:
+            raise InvalidRequest(f"the range has {len(ids)} tasks, an answer at most {MAX_TASKS}: ask in pieces")
+        return json_response({"tasks": await shown(ids)})
 
     return router
 
