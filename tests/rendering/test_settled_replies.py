@@ -56,11 +56,12 @@ def test_what_is_settled_and_what_stays_held_are_the_whole(
     parts: list[str], ended: bool, data: st.DataObject
 ) -> None:
     text = "".join(parts)
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=5)))
+    pieces = [piece.text for piece in pieces_of(text)]
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(pieces)), max_size=5)))
     taken: list[Segment] = []
     held = ""
-    for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True):
-        segments, held = Harmony().settled(held + text[start:end], OFFERED)
+    for start, end in zip([0, *cuts], [*cuts, len(pieces)], strict=True):
+        segments, held = Harmony().settled(held + "".join(pieces[start:end]), OFFERED)
         taken += segments
     taken += Harmony().read(held, OFFERED, ended=ended)
     assert joined(taken) == joined(Harmony().read(text, OFFERED, ended=ended))
@@ -148,3 +149,41 @@ def test_calls_are_taken_when_they_end() -> None:
     calls = [number for number, each in enumerate(deltas) if any(isinstance(delta, CallDelta) for delta in each)]
     assert calls == [len(pieces_of(CALL)) - 1]
     assert isinstance(Harmony().settled(CALL, OFFERED)[0][0], Called)
+
+
+class Counted(Harmony):
+    """``held``: the lengths of the texts that it was asked to settle."""
+
+    def __init__(self) -> None:
+        self.held: list[int] = []
+
+    def settled(self, text: str, offered: ToolSchemas) -> tuple[list[Segment], str]:
+        self.held.append(len(text))
+        return super().settled(text, offered)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        CALL.replace("ls", "ls " + 9000 * "x"),
+        CALL.replace('"ls"}', '"ls"') + 3000 * "text ",
+        3000 * "<|start|>" + FINAL,
+        3000 * CALL.replace('"ls"}', "ls"),
+        "final<|message|>" + 3000 * "text ",
+    ],
+    ids=["long call", "unreadable call", "marks", "unreadable calls", "text"],
+)
+def test_what_settles_nothing_is_not_read_again_at_every_token(text: str) -> None:
+    counted = Counted()
+    subject = TagParser(Tags(None, counted, MARKS), OFFERED, special=frozenset(MARKS), thinking=False)
+    for piece in pieces_of("<|channel|>" + text):
+        subject.feed([piece])
+    assert sum(counted.held) < 30 * len(text)
+
+
+def test_where_a_mark_is_no_token_the_reply_is_held() -> None:
+    counted = Counted()
+    subject = TagParser(Tags(None, counted, MARKS[:-1]), OFFERED, special=frozenset(MARKS), thinking=False)
+    assert subject.feed(pieces_of(THOUGHT + FINAL)) == []
+    subject.finish(ended=True)
+    assert (counted.held, "".join(subject.text)) == ([], "It is 42.")

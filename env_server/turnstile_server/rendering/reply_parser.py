@@ -95,6 +95,8 @@ class StandIns:
 
 
 _SURROGATES = 0x800
+_MOST_STALLS = 16
+"""Marks in a row that settle nothing; behind them all is held to the end, or marks alone would cost their square."""
 
 
 class TagParser:
@@ -112,7 +114,10 @@ class TagParser:
         text."""
         self._special = special
         self._format = tags.call_format
-        self._settling = tags.call_format if isinstance(tags.call_format, SettlingFormat) else None
+        # Where each mark is one token, only a mark can settle what a text message does not.
+        tokens = self._format is not None and set(self._format.marks) <= set(tags.marked)
+        self._settling = self._format if tokens and isinstance(self._format, SettlingFormat) else None
+        self._stalls = 0
         self._offered = offered
         self._stand_ins = StandIns()
         self._marked = tags.marked
@@ -145,12 +150,22 @@ class TagParser:
         for piece in pieces:
             self._buffer += self._view(piece)
             self._drain(deltas, final=False)
-        if self._settling is not None and self._state == "region":
-            segments, rest = self._settling.settled(self._literal("".join(self._region)), self._offered)
-            self._region = [self._inner_again(rest)]
-            for segment in segments:
-                self._take(segment, deltas)
+        if self._state == "region" and self._settling is not None:
+            marked = any(piece.control is not None for piece in pieces)
+            if (marked and self._stalls < _MOST_STALLS) or not self._stalls:
+                self._settle(self._settling, deltas)
         return deltas
+
+    def _settle(self, settling: SettlingFormat, deltas: list[Delta]) -> None:
+        """Passes what is the same however the reply goes on."""
+        segments, rest = settling.settled(self._literal("".join(self._region)), self._offered)
+        if not segments:
+            self._stalls += 1
+            return
+        self._stalls = 0
+        self._region = [self._inner_again(rest)]
+        for segment in segments:
+            self._take(segment, deltas)
 
     def finish(self, *, ended: bool) -> list[Delta]:
         """``ended``: the model ended the reply itself."""

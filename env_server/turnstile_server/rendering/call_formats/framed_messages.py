@@ -18,15 +18,11 @@ from turnstile_server.rendering.call_formats.json_text import NotJson, skip, val
 from turnstile_server.rendering.call_formats.protocol import Opening, Segment, Shown, Thought, Unread
 from turnstile_server.rendering.call_formats.tagged_calls import TaggedCalls, TaggedGrammar, by_tag
 from turnstile_server.rendering.call_formats.tool_schemas import ToolSchemas
-from turnstile_server.rendering.detokenizer import held_suffix
 
 _RECIPIENT = re.compile(r"(?:^|\s)to=([^\s<]+)")
 _CHANNEL = re.compile(r"<\|channel\|>\s*([a-z]+)")
 _HARMONY_END = re.compile(r"<\|(?:end|call|return|start)\|>")
 _MUSE_END = re.compile(r"<\|(?:eom|start)\|>")
-
-
-_CHANNEL_ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>")
 
 
 def _end(ends: re.Pattern[str], text: str, position: int) -> tuple[int, int]:
@@ -95,8 +91,7 @@ class Harmony(BaseFormat):
             else:
                 end, behind = _end(_HARMONY_END, text, body)
                 if end == len(text):
-                    end -= held_suffix(text[body:], _CHANNEL_ENDS)
-                    return [*segments, heading.of(text[body:end])], text[position:body] + text[end:]
+                    return [*segments, heading.of(text[body:])], text[position:body]
                 segments.append(heading.of(text[body:end]))
             position = behind
         return segments, text[position:]

@@ -99,10 +99,12 @@ class CallFormat(Protocol):
 
 @runtime_checkable
 class SettlingFormat(CallFormat, Protocol):
-    """A format whose marks say where a message of text begins and ends, so that it is shown while it comes."""
+    """A format whose marks say where a message of text begins and ends, so that it is shown while it comes. For
+    vocabularies in which each mark is one token."""
 
     def settled(self, text: str, offered: ToolSchemas) -> tuple[list[Segment], str]:
-        """The segments of a held reply that are the same however it goes on, and the text that stays held.
+        """The segments of a held reply that are the same however it goes on, and the text that stays held. Where
+        there are none, nothing but a further mark changes that.
 
         ``read`` of what stays held, with all that follows, gives the segments that ``read`` of the whole gives
         behind these; texts may be cut in two.
