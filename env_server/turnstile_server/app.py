@@ -48,10 +48,12 @@ from turnstile_server.episodes.routers import episode_routers
 from turnstile_server.episodes.service import Episodes
 from turnstile_server.episodes.span_reports import SpanReports
 from turnstile_server.errors import StartupError
+from turnstile_server.gate.answering import TurnRecords
 from turnstile_server.gate.dialects.registry import load_dialects
 from turnstile_server.gate.dialects.router import DialectRouter
 from turnstile_server.gate.pipeline import CallPipeline
 from turnstile_server.gate.server import Gate
+from turnstile_server.gate.token_answerer import TokenAnswerer
 from turnstile_server.http.agent_app import AgentApp
 from turnstile_server.http.agent_endpoint import HttpAgentEndpoint
 from turnstile_server.http.connections import ConnectionLimits
@@ -206,10 +208,10 @@ async def assemble(parts: Parts, agent_url: str, control_key: str | None, stack:
     closing, stopping = anyio.Event(), Stopping()
     address = AgentAddress(agent_url, settings.gate.public_url, settings.control.trust_forwarded)
     await stack.enter_async_context(backends.own_tools)
+    context_length, records = _context_length(settings, engine), TurnRecords(parts.journal, metrics)
+    answerer = TokenAnswerer(renderer, engine, settings.gate, context_length, records)
     pipeline = await stack.enter_async_context(
-        CallPipeline(
-            renderer, engine, parts.journal, settings.gate, metrics, _context_length(settings, engine), stopping
-        )
+        CallPipeline(answerer, records, settings.gate, context_length, stopping)
     )
     toolbox = Toolbox(settings.tools, backends.own_tools.server_specs)
     auditor = Auditor(engine, settings.episodes.audit_tolerance)

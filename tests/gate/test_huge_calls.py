@@ -16,7 +16,7 @@ from conversation import in_flight
 from gate_support import Stage, says, staged
 
 from turnstile.models import Message, Tool
-from turnstile_server.gate import pipeline
+from turnstile_server.gate import token_answerer
 from turnstile_server.rendering import encoder, repeat_encoder, token_floor
 from turnstile_server.rendering.protocol import Rendered
 from turnstile_server.rendering.reply_parser import TagReplyParser
@@ -298,8 +298,8 @@ async def test_a_long_reply_is_parsed_in_slices_to_the_same_turn(
     replies: list[Any] = []
     async with staged(tiny_model, tmp_path) as stage:
         stage.engine.answers = [says(stage.encode("<think>\nhm 语言\n</think>\n\nIt is 🙂 done.<|im_end|>"))]
-        for most in (pipeline.PARSED_IDS, 3):
-            monkeypatch.setattr(pipeline, "PARSED_IDS", most)
+        for most in (token_answerer.PARSED_IDS, 3):
+            monkeypatch.setattr(token_answerer, "PARSED_IDS", most)
             fed.clear()
             episode = await stage.episode()
             body = {"messages": [{"role": "user", "content": "Hello"}]}

@@ -104,6 +104,11 @@ class CallContext:
         within = self.thread is not None and self.thread.parent is not None
         return None if self.match.parent is None or within else self.match.parent.turn_id
 
+    def new_messages(self, parent: Node | None) -> tuple[Message, ...]:
+        """The messages of its turn below ``parent``. A new root was fed the whole conversation, so the whole
+        conversation is its new messages."""
+        return self.request.messages if parent is None else tuple(self.match.new_messages)
+
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
@@ -282,8 +287,7 @@ class TurnBuilder:
         Raises EngineProtocolError when what the engine said contradicts itself.
         """
         context, prompt, watch = self.context, self.prompt, self.context.stopwatch
-        # A new root was fed the whole conversation, so the whole conversation is its new messages.
-        new = context.request.messages if prompt.parent is None else context.match.new_messages
+        new = context.new_messages(prompt.parent)
         fields: dict[str, Any] = {
             "turn_id": self.turn_id,
             "episode_id": self.episode_id,
@@ -303,7 +307,7 @@ class TurnBuilder:
             "template_hash": self.renderer.template_hash,
             "tools_key": context.tools_key,
             "request_key": self.request_key,
-            "new_messages": tuple(new),
+            "new_messages": new,
             "reply": reply,
             "break": prompt.broken,
             "parse_status": () if parsed is None else parsed.parse_status,

@@ -96,7 +96,7 @@ class StandIns:
 
 _SURROGATES = 0x800
 _MOST_STALLS = 16
-"""Marks in a row that settle nothing; behind them all is held to the end, or marks alone would cost their square."""
+"""Marks in a row that settle nothing; behind them all is held to the end: marks alone would cost their square."""
 
 
 class TagParser:
