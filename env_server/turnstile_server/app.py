@@ -38,6 +38,7 @@ from turnstile_server.control.viewer_routes import build_viewer_router
 from turnstile_server.data_dir import journal_folder, kept_folders, load_secret, prepare_data_dir
 from turnstile_server.engines.fleet.build import Engines, build_engines, lone
 from turnstile_server.engines.protocol import Engine, ParkedCalls
+from turnstile_server.engines.registry import upstream_kind
 from turnstile_server.episodes.auditor import Auditor
 from turnstile_server.episodes.bounds import EpisodeBounds
 from turnstile_server.episodes.inspector import Inspector
@@ -48,12 +49,13 @@ from turnstile_server.episodes.routers import episode_routers
 from turnstile_server.episodes.service import Episodes
 from turnstile_server.episodes.span_reports import SpanReports
 from turnstile_server.errors import StartupError
-from turnstile_server.gate.answering import TurnRecords
+from turnstile_server.gate.answering import CallAnswerer, TurnRecords
 from turnstile_server.gate.dialects.registry import load_dialects
 from turnstile_server.gate.dialects.router import DialectRouter
 from turnstile_server.gate.pipeline import CallPipeline
 from turnstile_server.gate.server import Gate
 from turnstile_server.gate.token_answerer import TokenAnswerer
+from turnstile_server.gate.upstream_answerer import UpstreamAnswerer
 from turnstile_server.http.agent_app import AgentApp
 from turnstile_server.http.agent_endpoint import HttpAgentEndpoint
 from turnstile_server.http.connections import ConnectionLimits
@@ -69,6 +71,7 @@ from turnstile_server.observability.fleet_metrics import FleetCollector
 from turnstile_server.observability.live import LiveSources, live_samples
 from turnstile_server.observability.metrics import JournalCollector, Metrics
 from turnstile_server.observability.tracing import start_trace_export
+from turnstile_server.rendering.no_tokens import NoTokens
 from turnstile_server.rendering.protocol import Renderer
 from turnstile_server.sandboxes.background import BackgroundTasks
 from turnstile_server.settings import Settings
@@ -125,15 +128,7 @@ async def open_apps(
     backends = backends or build_backends(settings)  # a wrong task is told before an engine is waited for
     metrics = Metrics()
     metrics.watch(JournalCollector(journal.stats))
-    progress.waits_for = "the model's tokenizer and chat template"
-    vocabulary, renderer = await anyio.to_thread.run_sync(load_renderer, model_dir, settings.rendering)
-    for sentence in renderer.report.inexact:
-        _LOG.warning("the model in %s: %s", model_dir, sentence)
-    if make_engine is not None:
-        engines = lone(make_engine(vocabulary, renderer))
-    else:
-        probe, decode = tokenizer_probe(vocabulary), decoder(vocabulary)
-        engines = build_engines(settings, model_dir, probe, decode, progress.wait_for)
+    renderer, engines = await _model(settings, model_dir, progress, make_engine)
     stack.push_async_callback(_shielded, engines.sampler.close)
     progress.waits_for = f"the engine ({settings.engine.kind})"
     await engines.sampler.start()
@@ -143,6 +138,28 @@ async def open_apps(
     bounds = await journal.told_at_start()
     _LOG.info("%s", bounds)
     return replace(await assemble(parts, agent_url, control_key, stack), journal=bounds)
+
+
+async def _model(
+    settings: Settings, model_dir: Path, progress: StartProgress, make_engine: EngineFactory | None
+) -> tuple[Renderer, Engines]:
+    """The renderer of the model, and its engines, not started. Raises StartupError."""
+    kind = None if make_engine is not None else upstream_kind(settings.engine.kind)
+    if kind is not None:
+        if settings.launch.enabled:
+            raise StartupError(
+                "--launch starts an engine on a model folder; --engine upstream is a running server"
+            )
+        name = str(model_dir)
+        return NoTokens(name), lone(kind.create(settings.engine, name))
+    progress.waits_for = "the model's tokenizer and chat template"
+    vocabulary, renderer = await anyio.to_thread.run_sync(load_renderer, model_dir, settings.rendering)
+    for sentence in renderer.report.inexact:
+        _LOG.warning("the model in %s: %s", model_dir, sentence)
+    if make_engine is not None:
+        return renderer, lone(make_engine(vocabulary, renderer))
+    probe, decode = tokenizer_probe(vocabulary), decoder(vocabulary)
+    return renderer, build_engines(settings, model_dir, probe, decode, progress.wait_for)
 
 
 def _control_key(settings: Settings, *, is_worker: bool) -> str | None:
@@ -209,7 +226,13 @@ async def assemble(parts: Parts, agent_url: str, control_key: str | None, stack:
     address = AgentAddress(agent_url, settings.gate.public_url, settings.control.trust_forwarded)
     await stack.enter_async_context(backends.own_tools)
     context_length, records = _context_length(settings, engine), TurnRecords(parts.journal, metrics)
-    answerer = TokenAnswerer(renderer, engine, settings.gate, context_length, records)
+    answerer: CallAnswerer
+    if (upstream := engine.capabilities.upstream) is not None:
+        answerer = UpstreamAnswerer(
+            upstream, engine.capabilities.model_name, renderer.template_hash, context_length, records
+        )
+    else:
+        answerer = TokenAnswerer(renderer, engine, settings.gate, context_length, records)
     pipeline = await stack.enter_async_context(
         CallPipeline(answerer, records, settings.gate, context_length, stopping)
     )

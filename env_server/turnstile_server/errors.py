@@ -115,6 +115,12 @@ class Conflict(TurnstileError):
     type = "conflict"
 
 
+class NotTrainable(Conflict):
+    """The samples of an episode were asked for that a hosted model played: it has none."""
+
+    type = "not_trainable"
+
+
 class Gone(TurnstileError):
     """The episode has ended (or was deleted); its key is dead."""
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Final
 
-from turnstile_server.engines.registry import NO_ENGINE, check_kind
+from turnstile_server.engines.registry import NO_ENGINE, check_kind, upstream_kind
 from turnstile_server.engines.tokenizer_probe import TokenizerProbe, make_probe
 from turnstile_server.errors import StartupError
 from turnstile_server.rendering.protocol import Renderer
@@ -24,10 +24,15 @@ MOST_PROBING_S: Final = 300.0
 
 
 def model_folder(settings: Settings) -> Path | None:
-    """The model folder; None for a server without a model. Raises StartupError when there is none."""
+    """The model folder, or the name of a hosted model; None for a server without a model. Raises StartupError when
+    there is none."""
     check_kind(settings.engine.kind)
     if settings.engine.kind == NO_ENGINE:
         return None
+    if upstream_kind(settings.engine.kind) is not None:
+        if settings.model is None:
+            raise StartupError("no model: --model NAME (TURNSTILE_MODEL) is the hosted model's name on its server")
+        return settings.model
     if settings.model is None:
         raise StartupError(
             "no model: --model DIR (TURNSTILE_MODEL) names a Hugging Face folder with tokenizer and chat template"

@@ -233,6 +233,7 @@ class Oracle:
                 )
             ),
             "weight_versions": self.versions(),
+            "upstream": {},
         }
 
 

@@ -237,6 +237,7 @@ def test_statistics_are_those_of_the_forest() -> None:
         "cosmetic": {"text_trimmed": 1, "reasoning_changed": 1},
         "parse": {},
         "weight_versions": {"v0": 10},
+        "upstream": {},
     }
 
 

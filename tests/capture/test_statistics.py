@@ -10,7 +10,17 @@ from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 
 from products import examples
-from turnstile.models import Break, BreakReason, EpisodeStatus, Message, SamplingUsed, ToolCall, Turn, TurnTimings
+from turnstile.models import (
+    Break,
+    BreakReason,
+    EpisodeStatus,
+    Message,
+    SamplingUsed,
+    ToolCall,
+    Turn,
+    TurnTimings,
+    UpstreamUsage,
+)
 from turnstile.models import WeightSpan as Span
 from turnstile_server.capture import EpisodeFacts, TokenTree, export_samples
 from turnstile_server.capture import statistics as statistics_module
@@ -57,7 +67,7 @@ steps = st.builds(
     parent=st.none() | st.integers(0, 6),
     tokens=st.integers(1, 3),
     request=st.sampled_from("abc"),
-    reason=st.sampled_from([None] * 8 + ["abort", "given", "constrained", "greedy"]),
+    reason=st.sampled_from([None] * 8 + ["abort", "given", "constrained", "greedy", "upstream"]),
     break_=st.sampled_from([None] * 3 + [BreakReason.NEW_CONVERSATION] * 3 + [BreakReason.HISTORY_EDITED]),
     tools=st.booleans(),
     one_token=st.sampled_from([False] * 5 + [True]),
@@ -79,17 +89,23 @@ def turn_of(step: Step, number: int, seq: int, known: list[str]) -> Turn:
     parent = known[step.parent % len(known)] if step.parent is not None and known else None
     continues = known[step.continues % len(known)] if step.continues is not None and known else None
     calls = (ToolCall("f", f'{{"x": "{step.reply}"}}'),) if step.asks else ()
+    hosted = step.reason == "upstream"
+    tokens = 0 if hosted else step.tokens
+    counted = None if step.one_token else step.tokens
     return Turn(
         turn_id=f"turn_{number}",
         episode_id="ep_1",
         parent_id=parent,
         seq=seq,
         dialect="chat",
-        context_ids=[0],
-        completion_ids=[1] * step.tokens,
-        logprobs=[-0.5] * step.tokens,
-        without_token=tuple(range(min(step.padded, step.tokens))),
-        weight_spans=(Span(start=0, end=step.tokens, version="w"),),
+        context_ids=[] if hosted else [0],
+        completion_ids=[1] * tokens,
+        logprobs=[-0.5] * tokens,
+        without_token=tuple(range(min(step.padded, tokens))),
+        weight_spans=() if hosted else (Span(start=0, end=tokens, version="w"),),
+        upstream=UpstreamUsage(model="m", finish="stop", prompt_tokens=counted, completion_tokens=counted)
+        if hosted
+        else None,
         finish_reason="abort" if step.reason == "abort" else "stop",
         sampling=SamplingUsed(
             max_new_tokens=1 if step.one_token else 64,
@@ -164,7 +180,7 @@ def test_kept_statistics_are_those_of_the_whole_tree(
             assert kept == whole
             assert (kept.turns, kept.sampled_tokens) == (
                 number + 1,
-                sum(each.tokens for each in made[: number + 1]),
+                sum(each.tokens for each in made[: number + 1] if each.reason != "upstream"),
             )
             for reason in kept.untrained:
                 event(reason)

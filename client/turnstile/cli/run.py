@@ -187,7 +187,6 @@ def run(
         with reported():
             files = RolloutFiles(out, format_)
             files.prepare()
-    options["samples"] = files is not None
     if run_id is not None and re.fullmatch(CLIENT_ID_PATTERN, run_id) is None:
         fail(f"--run-id {run_id!r}: letters, digits, _ and -, at most 64", USAGE)
     options["run_id"] = run_id or new_id("run")
@@ -261,6 +260,10 @@ async def _work(
                 )
         bar = Bar(len(tasks) * asked.options["n"])
         options = RolloutArguments(**asked.options, on_progress=bar.update)
+        # A hosted model's episodes have no samples; all else of them is kept.
+        options["samples"] = files is not None and not any(
+            engine.upstream for engine in (await client.engine()).values()
+        )
         rollouts = client.rollouts(tasks, agent=asked.agent, **options)
         with bar.shown():
             async for rollout in rollouts:

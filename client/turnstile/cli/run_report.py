@@ -144,6 +144,10 @@ def summary(rollouts: list[Rollout]) -> str:
     sampled = sum(_stats(rollout).sampled_tokens for rollout in rollouts)
     trained = sum(_stats(rollout).trained_tokens for rollout in rollouts)
     share = f"{trained / sampled:.1%} of {sampled} sampled tokens trained" if sampled else "no token sampled"
+    hosted = {rollout.episode.upstream for rollout in rollouts if rollout.episode is not None} - {None}
+    if hosted:
+        counted = sum(_stats(rollout).upstream.get("completion_tokens", 0) for rollout in rollouts)
+        share = f"{counted} tokens of {', '.join(sorted(map(str, hosted)))}, by its server's count; none to train"
     return f"{mean} over {len(rewards)} graded of {len(rollouts)} rollouts; failed: {failed}; {share}"
 
 

@@ -106,6 +106,7 @@ from turnstile.models.turn import (
     Turn,
     TurnFacts,
     TurnTimings,
+    UpstreamUsage,
     WeightSpan,
 )
 from turnstile.models.why import explained, why_of
@@ -238,6 +239,7 @@ __all__ = [
     "UInt8Array",
     "Untrained",
     "UpdateWay",
+    "UpstreamUsage",
     "VersionAudit",
     "WeightBucketRequest",
     "WeightGroupRequest",

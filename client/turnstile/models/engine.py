@@ -76,6 +76,8 @@ class EngineInfo(Model):
     """Copies of such a piece in one request: one for each tensor-parallel rank of an SGLang."""
     sleeps: bool = False
     """``POST /engine/sleep`` frees its memory."""
+    upstream: bool = False
+    """A hosted model answers: its episodes have no samples (``docs/evaluation.md``)."""
 
 
 class PauseRequest(Model):

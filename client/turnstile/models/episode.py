@@ -162,6 +162,10 @@ class EpisodeStats(Model):
     (``ParseStatus``), and liberties with which a call was read (``ParseNote``)."""
     weight_versions: dict[str, int] = Field(default_factory=dict)
     """``sampled_tokens`` by weight version, in the order in which the versions first sampled."""
+    upstream: dict[str, int] = Field(default_factory=dict)
+    """Tokens as a hosted model's server counted them (``prompt_tokens``, ``completion_tokens``,
+    ``cached_tokens``), and ``uncounted``, the turns of which it said nothing; empty where an engine sampled. They
+    are in no other figure."""
 
     @property
     def trained_share(self) -> float:
@@ -208,6 +212,9 @@ class Episode(Model):
     (``turnstile.models.why``). The server writes it into each of its answers, and keeps it nowhere."""
     sampling: Sampling
     adapter: str | None = None
+    upstream: str | None = None
+    """The hosted model that answered its calls: such an episode has no tokens, and no samples. None: an engine
+    sampled."""
     priority: int = 0
     staleness: Staleness | None = None
     """None where it has no bound and nothing was sampled yet."""

@@ -129,6 +129,20 @@ class SamplingUsed(Model):
     """The LoRA adapter that sampled, on the weights of ``weight_spans``; None: those alone."""
 
 
+class UpstreamUsage(Model):
+    """What a hosted model's server says of a reply (``docs/evaluation.md``). Counts are None where it says none:
+    they are its own, of a tokenizer that is not known here."""
+
+    model: str
+    """The model that answered, by the server's word."""
+    finish: str | None
+    """The reason that the reply ended, in the server's words; None: it was cut."""
+    prompt_tokens: int | None = None
+    """Those that were read from a cache included."""
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+
+
 class TurnTimings(Model):
     """Monotonic durations in seconds; ``started_at`` is Unix time."""
 
@@ -198,6 +212,8 @@ class TurnFacts(Model):
     """Prompt tokens rendered again because of a break (0 on an append-only path)."""
     step: int = Field(default=0, ge=0)
     """Index of the step of its task in which it was sampled; 0 where the task has one."""
+    upstream: UpstreamUsage | None = None
+    """Set where a hosted model answered: such a turn has no token ids, and cannot be trained."""
     timings: TurnTimings
 
     model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
@@ -218,9 +234,21 @@ class Turn(TurnFacts):
     last r tokens that the call fed, up to the one before its last sampled token. They go back to the last token
     whose experts no earlier turn of the path has, usually the parent's last one."""
 
+    @property
+    def generated_tokens(self) -> int:
+        """Tokens of the completion: those that were sampled here, or as many as the hosted model's server counted
+        (0 where it said none)."""
+        if self.upstream is not None:
+            return self.upstream.completion_tokens or 0
+        return len(self.completion_ids)
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         count = len(self.completion_ids)
+        if self.upstream is not None:
+            if count or len(self.context_ids) or len(self.logprobs) or self.weight_spans:
+                raise ValueError("a turn of a hosted model has no tokens")
+            return self
         if count == 0:
             raise ValueError("a turn without sampled tokens is no turn")
         if len(self.logprobs) != count:

@@ -20,6 +20,8 @@ AUXILIARY = "auxiliary"
 SUPERSEDED = "superseded"
 UNDELIVERED = "undelivered"
 DELIVERY_UNKNOWN = "delivery_unknown"
+UPSTREAM = "upstream"
+"""A hosted model answered; the turn has no tokens, so this reason has none in any count."""
 WITHOUT_TOKEN = ParseNote.ID_WITHOUT_TOKEN.value
 
 
@@ -31,8 +33,21 @@ def tokens_by_version(turn: Turn) -> Counter[str]:
     return counts
 
 
+def upstream_counts(turn: Turn) -> dict[str, int]:
+    """The tokens of a turn as a hosted model's server counted them (``EpisodeStats.upstream``)."""
+    usage = turn.upstream
+    if usage is None:
+        return {}
+    if usage.prompt_tokens is None and usage.completion_tokens is None:
+        return {"uncounted": 1}
+    counts = usage.model_dump(include={"prompt_tokens", "completion_tokens", "cached_tokens"}, exclude_none=True)
+    return {name: int(count) for name, count in counts.items()}
+
+
 def own_reason(turn: Turn) -> str | None:
     """The reason that the turn by itself is untrained by default; None where nothing in it says so."""
+    if turn.upstream is not None:
+        return UPSTREAM
     if turn.finish_reason == "abort":
         return "interrupted"
     if turn.sampling.given:
@@ -107,6 +122,7 @@ def statistics(
         untrained_tokens[entry.reason] += entry.tokens
     breaks: Counter[str] = Counter()
     cosmetic: Counter[str] = Counter()
+    upstream: Counter[str] = Counter()
     parse: Counter[str] = Counter()
     versions: Counter[str] = Counter()
     sampled = rerendered = branches = turns = roots = 0
@@ -119,6 +135,7 @@ def statistics(
         sampled += node.sampled_count
         rerendered += node.turn.rerendered_tokens
         cosmetic.update(node.turn.echo)
+        upstream.update(upstream_counts(node.turn))
         parse.update(parse_findings(node.turn))
         versions.update(tokens_by_version(node.turn))
         if node.turn.break_ is not None:
@@ -136,6 +153,7 @@ def statistics(
         cosmetic=dict(cosmetic),
         parse=dict(parse),
         weight_versions=dict(versions),
+        upstream=dict(upstream),
     )
 
 
@@ -164,6 +182,7 @@ class RunningStatistics:
         self._sampled = self._rerendered = self._branches = self._turns = self._roots = 0
         self._breaks: Counter[str] = Counter()
         self._cosmetic: Counter[str] = Counter()
+        self._upstream: Counter[str] = Counter()
         self._parse: Counter[str] = Counter()
         self._versions: Counter[str] = Counter()
         self._untrained: Counter[str] = Counter()
@@ -195,6 +214,7 @@ class RunningStatistics:
         self._untrained[WITHOUT_TOKEN] += node.sampled_count - node.trainable_count
         self._rerendered += turn.rerendered_tokens
         self._cosmetic.update(turn.echo)
+        self._upstream.update(upstream_counts(turn))
         self._parse.update(parse_findings(turn))
         self._versions.update(tokens_by_version(turn))
         if turn.break_ is not None:
@@ -257,6 +277,7 @@ class RunningStatistics:
             cosmetic=dict(self._cosmetic),
             parse=dict(self._parse),
             weight_versions=dict(self._versions),
+            upstream=dict(self._upstream),
         )
 
     def _first_child(self, parent: Node) -> None:

@@ -61,6 +61,7 @@ class _EngineRoutes:
             tensor_format=can.tensor_format,
             tensor_copies=can.tensor_copies,
             sleeps=can.sleeps,
+            upstream=can.upstream is not None,
         )
         return Response(info.model_dump_json(), 200, media_type=JSON)
 

@@ -23,6 +23,7 @@ from turnstile.models import (
     WorkerInfo,
 )
 from turnstile_server.engines.tokenizer_probe import TokenizerProbe
+from turnstile_server.engines.upstream.protocol import UpstreamAnswers
 from turnstile_server.engines.weights import UpdateWay, WeightBucket, WeightGroup
 from turnstile_server.errors import EngineRefused, StartupError
 from turnstile_server.settings import EngineSettings
@@ -196,6 +197,8 @@ class EngineCapabilities:
     """Most ids that ``score`` takes; None: as many as the context has."""
     parked_calls: ParkedCalls | None = None
     """Set by an engine that samples nothing itself: its calls wait here for the training loop."""
+    upstream: UpstreamAnswers | None = None
+    """Set by an engine that is a hosted model: it answers messages, and ``generate`` refuses everything."""
     exact_truncation: bool = True
     """Logprobs are those of the whole distribution also under top_p, top_k and min_p. False: those are refused."""
     updates: frozenset[UpdateWay] = frozenset({"disk"})
@@ -396,3 +399,17 @@ class Engine(Protocol):
     async def wake(self) -> None:
         """Takes the memory back. Its weights are to be loaded again before it serves."""
         raise EngineRefused("This engine cannot sleep.")
+
+
+class UpstreamFactory(Protocol):
+    """Makes the engine of a hosted model; not started. Raises StartupError where the settings lack something."""
+
+    def __call__(self, settings: EngineSettings, model: str) -> Engine: ...
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamKind:
+    """An entry of ``turnstile.engines`` whose models are named: they lie in no folder, and there is neither a
+    tokenizer nor a chat template."""
+
+    create: UpstreamFactory

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from turnstile.plugins import Plugin, PluginError, Plugins, UnknownPlugin
-from turnstile_server.engines.protocol import Engine, EngineContext
+from turnstile_server.engines.protocol import Engine, EngineContext, UpstreamKind
 from turnstile_server.engines.tokenizer_probe import TokenizerProbe
 from turnstile_server.errors import StartupError
 from turnstile_server.settings import EngineSettings, LaunchSettings
@@ -36,6 +36,19 @@ def check_kind(kind: str) -> None:
         ENGINES.find(kind)
     except UnknownPlugin as error:
         raise StartupError(f"engine.kind: {error}") from None
+
+
+def upstream_kind(kind: str) -> UpstreamKind | None:
+    """The kind where its models are hosted ones; None for an engine that takes token ids. Raises StartupError."""
+    check_kind(kind)
+    if kind == NO_ENGINE:
+        return None
+    try:
+        found = ENGINES.find(kind).load()
+    except PluginError as error:
+        how = f": pip install 'turnstile-rl[{kind}]'" if isinstance(error.__cause__, ModuleNotFoundError) else ""
+        raise StartupError(f"engine.kind: {error}{how}") from error
+    return found if isinstance(found, UpstreamKind) else None
 
 
 def create_engine(

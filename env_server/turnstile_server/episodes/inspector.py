@@ -156,7 +156,7 @@ def _outline(node: Node, untrained_reason: str | None) -> TurnOutline:
         **facts,
         context_tokens=len(turn.context_ids),
         completion_tokens=len(turn.completion_ids),
-        mean_logprob=None if turn.sampling.given else float(turn.logprobs.mean()),
+        mean_logprob=None if turn.sampling.given or turn.upstream is not None else float(turn.logprobs.mean()),
         start=node.prompt_count,
         untrained_reason=untrained_reason,
     )

@@ -156,6 +156,17 @@ def forked(plan: Plan, point: ForkPoint) -> Plan:
     return replace(plan, fork=point)
 
 
+def check_fork(point: ForkPoint | None, template_hash: str) -> None:
+    """Raises Conflict for a fork that would go on with tokens of another model or template, or with none.
+    ``template_hash``: the server's."""
+    if point is None or not point.turns or point.turns[-1].template_hash == template_hash:
+        return
+    raise Conflict(
+        f"episode {point.origin.episode_id} was played with another model or chat template than this server has "
+        "now: what its model was fed cannot be continued here"
+    )
+
+
 def _unforkable(task: Task) -> str | None:
     """Reason why no episode of the task can be forked, whatever its agent; None: it can."""
     if task.environment is not None:
@@ -211,10 +222,13 @@ def staleness_bound(request: EpisodeRequest, settings: EpisodeSettings) -> Stale
     return bound
 
 
-def new_episode(request: EpisodeRequest, plan: Plan, sampling: Sampling, settings: EpisodeSettings) -> Episode:
+def new_episode(
+    request: EpisodeRequest, plan: Plan, sampling: Sampling, settings: EpisodeSettings, can: EngineCapabilities
+) -> Episode:
     """Builds the first record: queued where the episode must be prepared, else running at once.
 
-    ``sampling``: the server's, where the request has none. Raises Unprocessable, naming the field.
+    ``sampling``: the server's, where the request has none. ``can``: of the engine that will answer its calls.
+    Raises Unprocessable, naming the field.
     """
     episode_id = request.episode_id or new_id("ep")
     bound = staleness_bound(request, settings)
@@ -233,6 +247,7 @@ def new_episode(request: EpisodeRequest, plan: Plan, sampling: Sampling, setting
         seed=request.seed,
         sampling=request.sampling or sampling,
         adapter=request.adapter,
+        upstream=None if can.upstream is None else can.model_name,
         priority=request.priority,
         staleness=None if bound is None else Staleness(bound=bound),
         snapshots=plan.snapshots,

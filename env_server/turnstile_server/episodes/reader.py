@@ -22,7 +22,7 @@ from turnstile_server.episodes.overview import Overview
 from turnstile_server.episodes.store import Forest, unchanging
 from turnstile_server.episodes.turn_finder import TurnFinder
 from turnstile_server.episodes.work_store import KeptWorks
-from turnstile_server.errors import Conflict, NotFound
+from turnstile_server.errors import Conflict, NotFound, NotTrainable
 from turnstile_server.journal.protocol import JournalReading, Record
 from turnstile_server.settings import Settings
 
@@ -117,6 +117,7 @@ class EpisodeReader:
 
     async def _export(self, export: Callable[..., T], episode_id: str, include_untrained: bool) -> T:
         episode, forest = await self.exported(episode_id)
+        check_trainable(episode)
         tree, facts = unchanging(episode, forest), forest.facts(episode)
         return await anyio.to_thread.run_sync(
             lambda: export(tree, facts, include_untrained=include_untrained), limiter=self._exports
@@ -129,3 +130,13 @@ class EpisodeReader:
         if run is not None:
             return episode, run.forest
         return episode, await self._archive.forest(episode_id, self._exports)
+
+
+def check_trainable(episode: Episode) -> None:
+    """Raises NotTrainable for an episode without tokens."""
+    if episode.upstream is not None:
+        raise NotTrainable(
+            f"the hosted model {episode.upstream} answered the calls of episode {episode.episode_id}: it has no "
+            "tokens, so there is nothing to train on or to audit. Its turns have messages and usage (GET …/turns); "
+            "rollouts(samples=False) are for evaluation"
+        )

@@ -44,8 +44,8 @@ from turnstile_server.episodes.leases import Leases
 from turnstile_server.episodes.outcome import Outcome
 from turnstile_server.episodes.parts import EpisodeParts
 from turnstile_server.episodes.places import Places
-from turnstile_server.episodes.plan import Plan, check_engine, forked, new_episode, plan_episode
-from turnstile_server.episodes.reader import EpisodeReader
+from turnstile_server.episodes.plan import Plan, check_engine, check_fork, forked, new_episode, plan_episode
+from turnstile_server.episodes.reader import EpisodeReader, check_trainable
 from turnstile_server.episodes.regrade import RegradeParts, Regrader
 from turnstile_server.episodes.resumption import ResumedEpisode, Resumption
 from turnstile_server.episodes.retention import Retention
@@ -249,8 +249,10 @@ class Episodes(EpisodeReader):
         if refusal is not None:
             raise JournalUnavailable(f"the journal takes no new episodes: {refusal}", retry_after_s=5.0)
         settings, sampling = self._parts.settings, self._parts.settings.sampling
-        check_engine(request, sampling, settings.engine.kind, self._parts.engine.capabilities)
-        episode = new_episode(request, plan, sampling, self._settings)
+        can = self._parts.engine.capabilities
+        check_engine(request, sampling, settings.engine.kind, can)
+        check_fork(plan.fork, self._parts.template_hash)
+        episode = new_episode(request, plan, sampling, self._settings, can)
         self._check_id(episode.episode_id)
         bound = None if episode.staleness is None else episode.staleness.bound
         self._staleness.admit(bound, self._groups.of(episode.group_id, time.monotonic()))
@@ -306,6 +308,7 @@ class Episodes(EpisodeReader):
 
     async def audit(self, episode_id: str) -> AuditReport:
         episode, forest = await self.exported(episode_id)
+        check_trainable(episode)
         return await self._parts.auditor.audit(unchanging(episode, forest), forest.facts(episode), self._exports)
 
     def subscribe(self, after: str | None = None) -> AsyncIterator[EpisodeEvent]:

@@ -109,8 +109,8 @@ def _turn_spans(node: Node, created_at: float, failure: Span | None) -> Iterator
 def _attributes(turn: Turn, prompt_tokens: int) -> dict[str, str | bool | int | float]:
     said: dict[str, str | bool | int | float] = {
         "seq": turn.seq,
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": len(turn.completion_ids),
+        "prompt_tokens": prompt_tokens if turn.upstream is None else turn.upstream.prompt_tokens or 0,
+        "completion_tokens": turn.generated_tokens,
         "finish_reason": turn.finish_reason,
     }
     if turn.thread is not None:

@@ -240,6 +240,9 @@ def replayed(node: Node) -> ModelCall:
 def finished_reply(committed: CommittedTurn, head: ReplyHead, *, show_tokens: bool) -> FinishedReply:
     """The reply that a dialect writes for a committed turn."""
     turn, prompt_tokens = committed.node.turn, committed.node.prompt_count
+    usage = Usage(prompt_tokens, len(turn.completion_ids), committed.cached_tokens)
+    if (counted := turn.upstream) is not None:
+        usage = Usage(counted.prompt_tokens or 0, turn.generated_tokens, counted.cached_tokens or 0)
     tokens = None
     if show_tokens:
         prompt_ids = path_ids(committed.node)[:prompt_tokens]
@@ -249,7 +252,7 @@ def finished_reply(committed: CommittedTurn, head: ReplyHead, *, show_tokens: bo
         message=turn.reply,
         # A generation that was cut ends early for the agent, as at a length limit.
         finish="stop" if turn.finish_reason == "stop" else "length",
-        usage=Usage(prompt_tokens, len(turn.completion_ids), committed.cached_tokens),
+        usage=usage,
         stop_string=turn.stop_string,
         tokens=tokens,
     )

@@ -341,7 +341,7 @@ class EpisodeSession:
         self._recorded_bytes = record_bytes
         for node in tree:
             if not node.inherited:
-                self._sampled += len(node.turn.completion_ids)
+                self._sampled += node.turn.generated_tokens
                 self._recorded_bytes += node.merged_bytes
                 versions = {span.version for span in sampled_spans(node.turn)}
                 self._turn_versions += sorted(versions.difference(self._turn_versions))
@@ -356,7 +356,7 @@ class EpisodeSession:
         for cache in self._parse_caches.values():
             cache.replied(turn.reply)
         self._recorded_bytes += record_bytes + node.merged_bytes
-        self._sampled += len(turn.completion_ids)
+        self._sampled += turn.generated_tokens
         self._refusals = 0
         self._last_refusal = None
         fresh = {span.version for span in sampled_spans(turn)}.difference(self._turn_versions)

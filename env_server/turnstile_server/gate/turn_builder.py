@@ -104,10 +104,19 @@ class CallContext:
         within = self.thread is not None and self.thread.parent is not None
         return None if self.match.parent is None or within else self.match.parent.turn_id
 
-    def new_messages(self, parent: Node | None) -> tuple[Message, ...]:
-        """The messages of its turn below ``parent``. A new root was fed the whole conversation, so the whole
-        conversation is its new messages."""
-        return self.request.messages if parent is None else tuple(self.match.new_messages)
+    def facts(self, parent: Node | None) -> dict[str, Any]:
+        """The fields of its turn, below ``parent``, that are known before it is answered."""
+        # A new root was fed the whole conversation, so the whole conversation is its new messages.
+        new = self.request.messages if parent is None else self.match.new_messages
+        return {
+            "parent_id": None if parent is None else parent.turn_id,
+            "dialect": self.dialect,
+            "asked_sampling": dict(self.request.asked),
+            "tools_key": self.tools_key,
+            "new_messages": tuple(new),
+            "thread": self.thread,
+            "step": self.step,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,13 +296,11 @@ class TurnBuilder:
         Raises EngineProtocolError when what the engine said contradicts itself.
         """
         context, prompt, watch = self.context, self.prompt, self.context.stopwatch
-        new = context.new_messages(prompt.parent)
         fields: dict[str, Any] = {
+            **context.facts(prompt.parent),
             "turn_id": self.turn_id,
             "episode_id": self.episode_id,
-            "parent_id": prompt.parent.turn_id if prompt.parent is not None else None,
             "seq": seq,
-            "dialect": context.dialect,
             "context_ids": prompt.context_ids,
             "completion_ids": _joined(self._ids, np.int32),
             "logprobs": _joined(self._logprobs, np.float32),
@@ -303,21 +310,17 @@ class TurnBuilder:
             "finish_reason": finish_reason,
             "stop_string": self._stop_string(),
             "sampling": self._sampling(),
-            "asked_sampling": dict(context.request.asked),
             "template_hash": self.renderer.template_hash,
-            "tools_key": context.tools_key,
             "request_key": self.request_key,
-            "new_messages": new,
             "reply": reply,
             "break": prompt.broken,
             "parse_status": () if parsed is None else parsed.parse_status,
             "parse_notes": () if parsed is None else tuple(map(str, parsed.parse_notes)),
             "without_token": () if parsed is None else parsed.without_token,
-            "thread": context.thread,
-            "step": context.step,
             # Names alone, of an enumeration's members.
             "echo": (*map(str, context.match.echo), *sorted(map(str, prompt.rewritten))),
             "rerendered_tokens": prompt.rerendered_tokens,
+            "upstream": None,
             "timings": made_timings(
                 started_at=watch.started_at,
                 render_s=watch.render_s,

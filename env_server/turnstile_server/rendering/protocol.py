@@ -175,8 +175,8 @@ class Renderer(Protocol):
         ...
 
     @property
-    def token_bytes(self) -> TokenBytes:
-        """The bytes of every id."""
+    def token_bytes(self) -> TokenBytes | None:
+        """The bytes of every id; None where no id has any."""
         ...
 
     @property

@@ -16,11 +16,14 @@ class EngineSettings(BoundedSection):
     kind: str = Field(
         "embedded",
         description="Which engine samples: `embedded`, `sglang`, `vllm`, `trainer` (the training loop does), or "
-        "one that a package adds. `none`: no model; `/health` answers, everything else is 503.",
+        "one that a package adds. `upstream`: a hosted model answers, for evaluation; nothing can be trained. "
+        "`none`: no model; `/health` answers, everything else is 503.",
     )
-    url: str | None = Field(None, description="`sglang`, `vllm`: base URL of the running server.")
+    url: str | None = Field(None, description="`sglang`, `vllm`, `upstream`: base URL of the running server.")
     api_key: SecretStr | None = Field(
-        None, description="`sglang`, `vllm`: the key that the server was started with (its `--api-key`)."
+        None,
+        description="`sglang`, `vllm`: the key that the server was started with (its `--api-key`). `upstream`: "
+        "that of the hosted model's API.",
     )
     socket: Path | None = Field(
         None,

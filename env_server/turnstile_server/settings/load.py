@@ -68,7 +68,8 @@ class Settings(BaseSettings):
     model: Annotated[Path, AfterValidator(model_folder)] | None = Field(
         None,
         description="Hugging Face folder with tokenizer and chat template, for `embedded` with weights. `tiny`: "
-        "the policy that ships, unless the working directory has a folder of that name.",
+        "the policy that ships, unless the working directory has a folder of that name. `upstream`: the hosted "
+        "model's name on its server.",
     )
     data_dir: Path = Field(
         Path("turnstile-data"),

@@ -177,20 +177,21 @@ def _checked(reply: httpx.Response) -> httpx.Response:
 @asynccontextmanager
 async def scripted_server(
     settings: Settings,
-    policy: Policy,
+    policy: Policy | None,
     *,
     recording: Recording | None = None,
     chunk_tokens: int = CHUNK_TOKENS,
     chunk_pause_s: float = 0.0,
 ) -> AsyncIterator[ScriptedServer]:
-    """Runs a server whose completions ``policy`` writes.
+    """Runs a server whose completions ``policy`` writes; None: the engine of ``settings`` does.
 
-    Tokenizer and chat template are those of ``settings.model`` or, without one, of the shipped model. The engine,
-    ports, data folder and authentication of ``settings`` are not used. Raises StartupError.
+    Tokenizer and chat template are those of ``settings.model`` or, without one, of the shipped model. The ports,
+    data folder and authentication of ``settings`` are not used. Raises StartupError.
     """
     recording = recording or Recording()
 
     def make_engine(vocabulary: Vocabulary, renderer: Renderer) -> ScriptedEngine:
+        assert policy is not None
         chat = ChatFormat(vocabulary, renderer)
         return ScriptedEngine(
             policy, chat, vocab_size=vocabulary.size, chunk_tokens=chunk_tokens, chunk_pause_s=chunk_pause_s
@@ -210,7 +211,7 @@ async def scripted_server(
             model,
             agent_url,
             stack,
-            make_engine=make_engine,
+            make_engine=None if policy is None else make_engine,
             backends=backends,
             observe=lambda app: counted(app, recording.requests),
         )
