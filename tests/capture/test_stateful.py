@@ -31,17 +31,28 @@ def test_capture_agrees_with_the_oracle_on_some_random_agents() -> None:
 @pytest.mark.timeout(600)  # twenty seconds of CPU, whatever a busy machine makes of them
 def test_capture_agrees_with_the_oracle_and_every_interesting_case_occurs() -> None:
     SEEN.clear()
-    run_state_machine_as_test(
-        CaptureMachine,
-        settings=settings(
-            max_examples=300,
-            stateful_step_count=40,
-            deadline=None,
-            derandomize=True,
-            database=None,
-            suppress_health_check=QUIET,
-        ),
-    )
+    wanted = _wanted()
+    # Hypothesis draws constants of whatever modules are loaded, so which cases 300 examples meet changes with
+    # the code: further ones are drawn where the first miss one.
+    for derandomize in (True, False, False, False):
+        run_state_machine_as_test(
+            CaptureMachine,
+            settings=settings(
+                max_examples=300,
+                stateful_step_count=40,
+                deadline=None,
+                derandomize=derandomize,
+                database=None,
+                suppress_health_check=QUIET,
+            ),
+        )
+        if wanted <= set(SEEN):
+            break
+    assert sorted(wanted - set(SEEN)) == []
+
+
+def _wanted() -> set[str]:
+    """Every case that is to occur."""
     served = {"thinking_stripped", "renderer_cannot_continue"}  # the renderer's verdicts, not the tree's
     wanted = {f"break:{reason.value}" for reason in BreakReason if reason.value not in served} | {"break:none"}
     wanted |= {f"cosmetic:{kind.value}" for kind in Cosmetic}
@@ -54,9 +65,7 @@ def test_capture_agrees_with_the_oracle_and_every_interesting_case_occurs() -> N
     }
     wanted |= {"match:tie", "match:branch", "match:continuation", "match:continues_interrupted"}
     wanted |= {"commit:out_of_order", "commit:end_of_turn_only", "commit:interrupted", "tools:reordered"}
-    wanted |= {"tick", "tock", "pack"}
-    missing = sorted(wanted - set(SEEN))
-    assert missing == []
+    return wanted | {"tick", "tock", "pack"}
 
 
 @pytest.mark.slow
