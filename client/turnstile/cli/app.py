@@ -61,6 +61,9 @@ COMMANDS = {
     "run": CommandEntry(
         "turnstile.cli.run:run", "Roll tasks out with an agent, show and keep the resulting episodes."
     ),
+    "eval": CommandEntry(
+        "turnstile.cli.evaluate:evaluate_models", "Models side by side on the same tasks, with intervals."
+    ),
     "agents": CommandEntry(AGENTS, "Agents that a server can launch."),
     "episodes": CommandEntry(EPISODES, "List, show and export recorded episodes."),
     "ui": CommandEntry("turnstile.cli.ui:ui", "Open the server's viewer in a browser."),

@@ -11,7 +11,7 @@ import os
 import secrets
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,8 +44,10 @@ class PrivateServer:
 
 
 @asynccontextmanager
-async def private_server(flags: Sequence[str], data_dir: Path, log: Path) -> AsyncIterator[PrivateServer]:
-    """``flags`` of ``turnstile serve``. Raises PrivateServerError."""
+async def private_server(
+    flags: Sequence[str], data_dir: Path, log: Path, environment: Mapping[str, str]
+) -> AsyncIterator[PrivateServer]:
+    """``flags`` of ``turnstile serve``; ``environment``: beside this process's. Raises PrivateServerError."""
     key = secrets.token_urlsafe(24)
     python = (sys.executable, "-P", "-m")
     ports = ("--control-port", "0", "--agent-port", "0")
@@ -53,7 +55,7 @@ async def private_server(flags: Sequence[str], data_dir: Path, log: Path) -> Asy
     with log.open("ab") as errors:
         process = await anyio.open_process(
             (*python, "turnstile._supervise", *serve, *flags),
-            env={**os.environ, "TURNSTILE_CONTROL_KEY": key},
+            env={**os.environ, **environment, "TURNSTILE_CONTROL_KEY": key},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,

@@ -8,7 +8,7 @@ import signal
 import tempfile
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
@@ -44,12 +44,14 @@ INTERRUPTED = 130
 
 @dataclass(frozen=True, slots=True)
 class RunPlace:
-    """The servers of a run: those at ``urls``, or a private one with ``flags``."""
+    """The servers of a run: those at ``urls``, or a private one with ``flags`` and further variables of its
+    environment."""
 
     urls: tuple[str, ...]
     key: str | None
     flags: tuple[str, ...]
-    data_dir: Path | None
+    data_dir: Path | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +163,8 @@ def run(
     Without --url (or TURNSTILE_URL) a private server is started for the run; it needs the extra `server`.
     Exit 1 if a rollout failed by the infrastructure or by its task; failures of agents are in the summary.
     """
-    sources, ids = _tasks(tasks or [ALL], private=not url)
-    flags = _private_flags(
+    sources, ids = chosen_tasks(tasks or [ALL], private=not url)
+    flags = private_flags(
         {
             "--model": model,
             "--engine": engine,
@@ -248,7 +250,7 @@ async def _run(
 async def _work(
     place: RunPlace, asked: RunRequest, files: RolloutFiles | None, out: Path | None, done: list[Rollout]
 ) -> None:
-    async with _client(place, out) as client:
+    async with opened(place, out) as client:
         tasks = [TaskRef(id=task_id) for task_id in asked.task_ids]
         if not tasks:
             found = [TaskRef(id=task.id) async for task in client.tasks(**asked.chosen)]
@@ -268,13 +270,13 @@ async def _work(
         with bar.shown():
             async for rollout in rollouts:
                 if files is not None:
-                    files.add(rollout, await _recorded(client, rollout))
+                    files.add(rollout, await recorded_of(client, rollout))
                 if asked.as_json:
                     echo_json(json.dumps(rollout.as_json()))
                 done.append(rollout)
 
 
-async def _recorded(client: AsyncClient, rollout: Rollout) -> bytes | None:
+async def recorded_of(client: AsyncClient, rollout: Rollout) -> bytes | None:
     """The server's journal of a rollout. None, with a message, where the server does not give it: the rollout
     counts all the same."""
     if rollout.episode is None:
@@ -287,7 +289,8 @@ async def _recorded(client: AsyncClient, rollout: Rollout) -> bytes | None:
 
 
 @asynccontextmanager
-async def _client(place: RunPlace, out: Path | None) -> AsyncIterator[AsyncClient]:
+async def opened(place: RunPlace, out: Path | None) -> AsyncIterator[AsyncClient]:
+    """A client of the servers. ``out``: the folder of a private server's log; None: a temporary one."""
     if place.urls:
         async with AsyncClient(place.urls, key=place.key) as client:
             yield client
@@ -295,7 +298,7 @@ async def _client(place: RunPlace, out: Path | None) -> AsyncIterator[AsyncClien
     with tempfile.TemporaryDirectory(prefix="turnstile-run-") as folder:
         data_dir, log = place.data_dir or Path(folder, "data"), (out or Path(folder)) / "server.log"
         async with (
-            private_server(place.flags, data_dir, log) as server,
+            private_server(place.flags, data_dir, log, place.environment) as server,
             AsyncClient(server.url, key=server.key) as client,
         ):
             yield client
@@ -310,14 +313,14 @@ def _report(done: list[Rollout], short: Iterable[str], *, as_json: bool) -> None
         echo(f"turnstile: {line}", err=True)
 
 
-def _private_flags(values: Mapping[str, object], agent_specs: Sequence[str]) -> list[str]:
+def private_flags(values: Mapping[str, object], agent_specs: Sequence[str]) -> list[str]:
     """The flags of a private server, those that were given."""
     flags = [part for name, value in values.items() if value is not None for part in (name, str(value))]
     places = (each if is_reference(each) else str(Path(each).absolute()) for each in agent_specs)
     return flags + [part for place in places for part in ("--agent-specs", place)]
 
 
-def _tasks(words: list[str], *, private: bool) -> tuple[list[str], tuple[str, ...]]:
+def chosen_tasks(words: list[str], *, private: bool) -> tuple[list[str], tuple[str, ...]]:
     """Task files and folders for a private server, and task ids; no ids are all tasks."""
     sources, ids = [], []
     for word in words:

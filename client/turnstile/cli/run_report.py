@@ -63,10 +63,10 @@ class RolloutFiles:
 class Bar:
     """The progress bar, on stderr."""
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int, title: str = "rollouts") -> None:
         state = TextColumn("{task.fields[state]}")
         self._progress = Progress(
-            TextColumn("rollouts"),
+            TextColumn(title, markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             state,
