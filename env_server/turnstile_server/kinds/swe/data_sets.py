@@ -1,6 +1,6 @@
 """The data sets of SWE-bench's family, as a table: how a row of each is recognised, and what it leaves unsaid.
 
-A new one is a line in ``KINDS``. What a row's own columns say wins over the table, the user's mapping over both.
+A new one is a line in ``DATA_SETS``. A row's own columns win over the table, the user's mapping over both.
 Names of published images and of their work folders are the data sets' own; none of them was at hand to try.
 """
 
@@ -40,6 +40,11 @@ DATA_SETS: Final[tuple[SweDataSet, ...]] = (
         workdir="/app",
     ),
     SweDataSet("swe-rebench", frozenset({"instance_id", "install_config"})),
+    SweDataSet(
+        "swe-bench-live",
+        frozenset({"instance_id", "base_commit", "test_cmds"}),
+        image="starryzhang/sweb.eval.x86_64.{instance_id:_1776_}:latest",
+    ),
     SweDataSet(
         "swe-smith",
         frozenset({"instance_id", "image_name", "patch"}),

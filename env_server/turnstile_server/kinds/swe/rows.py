@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import shlex
 from dataclasses import dataclass
+from functools import cached_property
 from math import isfinite
 from typing import Any, Final
 
 from turnstile_server.kinds.swe.data_sets import DATA_SETS, SweDataSet
-from turnstile_server.kinds.swe.scripts import files_of_tests, script_of
+from turnstile_server.kinds.swe.scripts import command_of, files_of_tests, script_of
 from turnstile_server.tasks.rows.kinds import INSTRUCTION, SHOWN_COLUMNS, RowFields, RowKind
 from turnstile_server.tasks.rows.options import RowMapping
 from turnstile_server.tasks.rows.row_files import Row
@@ -20,6 +21,9 @@ SHELL_BYTES = 100_000
 _HOW = "write `test_cmd` and `log_parser` into the source (`?test_cmd=…&log_parser=…`) or its mapping"
 _VERIFIED = "If a NeMo-Gym resource server verifies such rows, name it in the source: `?verifier=http://HOST:PORT`"
 _IMAGE_COLUMNS = ("image", "docker_image", "image_name")
+_COMMAND_COLUMNS = ("test_cmd", "test_cmds", "test_command", "test_commands")
+_OWN_COMMAND = "{test_cmd}"
+"""In a mapping's ``test_cmd``: the row's own command."""
 _WRAPPED = "responses_create_params.metadata.instance_dict"
 """Dotted path of the object that holds the row itself (as an object or as JSON in text)."""
 
@@ -181,18 +185,45 @@ class _SweRow:
             self._faults.append((name, "it names no test, so nothing would show that the issue is resolved"))
         return found
 
-    def _install(self, name: str) -> str:
-        """A field of SWE-rebench's ``install_config``, as text; a list becomes one line for each item."""
+    @cached_property
+    def _config(self) -> dict[str, Any]:
+        """SWE-rebench's ``install_config``."""
         config = self._row.get("install_config")
-        if isinstance(config, str):
+        if isinstance(config, str) and config.strip():
             try:
                 config = json.loads(config)
             except (ValueError, RecursionError):
                 self._faults.append(("install_config", "not JSON"))
-                return ""
-        found = config.get(name) if isinstance(config, dict) else None
-        lines = found if isinstance(found, list) else [found]
-        return "\n".join(str(line) for line in lines if line)
+        return config if isinstance(config, dict) else {}
+
+    def _install(self, name: str) -> str:
+        """A text of ``install_config``."""
+        found = self._config.get(name)
+        return str(found) if found else ""
+
+    def _command(self) -> str:
+        """The test command: the mapping's, the row's own, or the data set's; "" where there is none."""
+        given, own = self._mapping.test_cmd, ""
+        if given is None or _OWN_COMMAND in given:
+            own = self._own_command() or self._data_set.test_cmd or ""
+        if given is None:
+            return own
+        if _OWN_COMMAND in given and not own:
+            self._faults.append(("test_cmd", f"{_OWN_COMMAND} is the row's own command, and the row has none"))
+        return given.replace(_OWN_COMMAND, own)
+
+    def _own_command(self) -> str:
+        columns = {name: self._row.get(self._by_lower.get(name, name)) for name in _COMMAND_COLUMNS}
+        written = {**columns, "install_config.test_cmd": self._config.get("test_cmd")}
+        for name, value in written.items():
+            if not value:
+                continue
+            try:
+                if found := command_of(value):
+                    return found
+            except ValueError as error:
+                self._faults.append((name, str(error)))
+        return ""
 
     def _parser(self) -> str:
         said = self._mapping.log_parser or self._said("log_parser") or self._install("log_parser")
@@ -201,7 +232,10 @@ class _SweRow:
     def _script(self, workdir: str, tests: tuple[str, ...]) -> str:
         if own := self._said("eval_script"):
             return f"{own}\n"
-        command = self._mapping.test_cmd or self._install("test_cmd") or self._data_set.test_cmd
+        before = len(self._faults)
+        command = self._command()
+        if len(self._faults) > before:
+            return ""
         if not command:
             self._faults.append(
                 (
@@ -213,9 +247,7 @@ class _SweRow:
             return ""
         test_patch = self._row.get("test_patch") or ""
         base = self._said("base_commit") or "HEAD"
-        if "{files}" not in command:
-            command += " {files}"
-        return script_of(command, workdir, base, str(test_patch), files_of_tests(tests))
+        return script_of(command, workdir, base, str(test_patch), tests)
 
     def _image(self) -> str:
         template = self._mapping.image

@@ -37,7 +37,9 @@ class RowMapping(BaseModel):
     workdir: str | None = Field(None, description="Template of the work folder: `/testbed`, `/{repo_name}`.")
     instruction: str | None = Field(None, description="Template of the instruction.")
     test_cmd: str | None = Field(
-        None, description="Command of rows without a script; `{files}` are the test files."
+        None,
+        description="Command of rows without a script, instead of their own (`{test_cmd}`); `{files}` are the "
+        "test files.",
     )
     log_parser: str | None = Field(None, description="Log parser of rows that name none.")
     timeout_s: float | None = Field(None, gt=0, description="Time for the tests.")

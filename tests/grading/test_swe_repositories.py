@@ -1,0 +1,88 @@
+"""Rows of each form that data sets have: loaded as they are, and sound by swebench's own package.
+
+Without images: the row's task gets the repository's files, in a local sandbox, in the place of its image's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from grading_support import Watched, spec_of
+from swe_repository import FILES, SETUP, Repository, make_repository
+
+from bounded import bounded
+from turnstile_server.grading.grader import TaskGrader
+from turnstile_server.grading.proof_works import ProofParts
+from turnstile_server.grading.validation import Proof, ProofVerdict, Validator
+from turnstile_server.settings import GradingSettings, Settings, TaskSettings
+from turnstile_server.tasks.model import Task
+from turnstile_server.tasks.registry import load_tasks
+from turnstile_server.tasks.tarball import pack
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.agents,
+    pytest.mark.parametrize("provider", ["local"], indirect=True, scope="module"),
+]
+
+WORKDIR = "/testbed"
+PYTEST = "/usr/bin/python3 -m pytest -rA -p no:cacheprovider"
+SUITE = f"{PYTEST} tests"
+HOW = f"?test_cmd={PYTEST} {{files}}&log_parser=parse_log_pytest"
+PARSER = {"log_parser": "parse_log_pytest"}
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Repository:
+    return make_repository(tmp_path_factory.mktemp("ink"))
+
+
+def task_of(repository: Repository, folder: Path, columns: dict[str, Any], options: str = "") -> Task:
+    """The task of the row with these columns, on the repository's files."""
+    row = {name: value for name, value in {**repository.row, **columns}.items() if value is not None}
+    (folder / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    (task,) = load_tasks([f"rows:{folder}/rows.jsonl{options}"])
+    fields = task.model_dump(mode="json", exclude_defaults=True, exclude={"world", "image", "image_files"})
+    fields |= {"base": {"inline": FILES}, "setup": [*SETUP, *fields.get("setup", ())]}
+    return Task.model_validate(fields)
+
+
+@pytest.fixture
+async def validator(provider: Watched) -> AsyncIterator[Validator]:
+    tasks = TaskSettings(package_pythons={"swebench": Path(os.environ["TURNSTILE_SWEBENCH_PYTHON"])})
+    grader = TaskGrader(provider, spec_of, bounded(GradingSettings, retries=0), tasks)
+    try:
+        parts = ProofParts(provider, spec_of, lambda files: pack(files, tasks), 1 << 24, Settings(tasks=tasks))
+        yield Validator(grader, parts)
+    finally:
+        await grader.close()
+
+
+FORMS = {
+    "its own command": ({"test_cmd": SUITE, **PARSER}, ""),
+    "SWE-rebench V2": ({"install_config": json.dumps({"test_cmd": [SUITE], **PARSER})}, ""),
+    "SWE-Gym, with the user's command": ({}, HOW),
+    "the row's command with more": (
+        {"install_config": {"test_cmd": PYTEST, **PARSER}},
+        "?test_cmd={test_cmd} {files}",
+    ),
+    "its own command with its files": ({"test_cmd": f"{PYTEST} {{files}}", **PARSER}, ""),
+    "test_command": ({"test_command": f"cd {WORKDIR} && {SUITE}", **PARSER}, ""),
+    "SWE-bench-Live": ({"test_cmds": ["true", SUITE], "log_parser": "parse_log_pytest_options"}, ""),
+    "SWE-rebench": ({"install_config": {"test_cmd": SUITE, **PARSER}}, ""),
+    "SWE-bench 4": ({"environment_setup_commit": "0" * 40}, HOW),
+}
+
+
+@pytest.mark.cases(4)
+@pytest.mark.parametrize("form", FORMS)
+async def test_a_row_of_each_form_is_sound_as_it_is(
+    form: str, repository: Repository, validator: Validator, tmp_path: Path
+) -> None:
+    proof: Proof = await validator.prove(task_of(repository, tmp_path, *FORMS[form]))
+    assert (proof.verdict, proof.problems) == (ProofVerdict.PROVEN, ())
