@@ -32,6 +32,7 @@ from turnstile_server.grading.protocol import Work
 from turnstile_server.integrations.package_process import PackageBroken, PackagePython, listed
 from turnstile_server.kinds.packages.options import PACKAGES
 from turnstile_server.kinds.swe.options import SWEBENCH
+from turnstile_server.kinds.swe.runner_log import RunnerLog
 from turnstile_server.sandboxes.protocol import Command, ExecResult, Sandbox, SandboxSpec
 from turnstile_server.settings import GradingSettings, Settings, TaskSettings
 from turnstile_server.tasks.model import Task
@@ -190,9 +191,41 @@ async def test_work_whose_tests_hang_scores_0(provider: Watched, starts: Path) -
 @IN_ONE_KIND
 async def test_a_script_that_cannot_run_leaves_any_work_without_a_reward(provider: Watched, starts: Path) -> None:
     broken = SCRIPT.replace("python3", "no-such-program")
-    with pytest.raises(TaskFailed, match="cannot run, whatever the work: swebench finds no result"):
+    with pytest.raises(TaskFailed, match="cannot run, whatever the work: swebench's any finds no result"):
         await graded(provider, python(starts), the_task(eval_script=broken), work(FIX))
     assert provider.left == 0
+
+
+@IN_ONE_KIND
+async def test_the_error_of_a_script_without_a_result_ends_with_the_runners_last_lines(
+    provider: Watched, starts: Path
+) -> None:
+    runner = "echo collected 0 items; echo; echo ERROR: not found: dump.sql; (exit 4)"
+    lost = SCRIPT[: SCRIPT.index("python3")] + f"{runner}\n: '>>>>> End Test Output'\n:\n"
+    with pytest.raises(TaskFailed) as failed:
+        await graded(provider, python(starts), the_task(eval_script=lost), work(FIX))
+    assert failed.value.message.endswith(" | ERROR: not found: dump.sql | + exit 4")
+
+
+LOG = (
+    "+ git apply\n+ : '>>>>> Start Test Output'\n+ pytest\n== 1 error ==\n+ SWEBENCH_TEST_EXIT_CODE=4\n"
+    "+ : '>>>>> End Test Output'\n+ echo '>>>>> Test Exit Code: 4'\n>>>>> Test Exit Code: 4\n+ :\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("log", "text", "exit_code"),
+    [
+        (LOG, "+ pytest\n== 1 error ==", 4),
+        (LOG.partition("+ :")[0], "+ git apply", 0),
+        (LOG.partition("+ SWE")[0], "+ pytest\n== 1 error ==", 0),
+        ("[left out]" + LOG.partition("Output'")[2], "[left out]\n+ pytest\n== 1 error ==", 4),
+        ("", "", 0),
+    ],
+)
+def test_the_log_of_a_runner_stands_between_the_markers(log: str, text: str, exit_code: int) -> None:
+    found = RunnerLog(ExecResult(0, log.encode(), b"", 0, False, 0.0))
+    assert (found.text, found.exit_code) == (text, exit_code)
 
 
 @IN_ONE_KIND

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from grading_support import Watched, spec_of
+from grading_support import Watched, spec_of, tar
 from swe_repository import FILES, SETUP, Repository, make_repository
 
 from bounded import bounded
 from turnstile_server.grading.grader import TaskGrader
 from turnstile_server.grading.proof_works import ProofParts
+from turnstile_server.grading.protocol import Work
 from turnstile_server.grading.validation import Proof, ProofVerdict, Validator
 from turnstile_server.settings import GradingSettings, Settings, TaskSettings
 from turnstile_server.tasks.model import Task
@@ -86,3 +87,40 @@ async def test_a_row_of_each_form_is_sound_as_it_is(
 ) -> None:
     proof: Proof = await validator.prove(task_of(repository, tmp_path, *FORMS[form]))
     assert (proof.verdict, proof.problems) == (ProofVerdict.PROVEN, ())
+
+
+async def test_a_runner_that_stops_says_why_in_the_report(
+    repository: Repository, validator: Validator, tmp_path: Path
+) -> None:
+    columns = {"test_cmd": f"{PYTEST} tests/data/dump.sql tests", **PARSER}
+    proof = await validator.prove(task_of(repository, tmp_path, columns))
+    assert proof.verdict is ProofVerdict.WRONG
+    (said,) = proof.problems
+    assert "(exit status 4)" in said
+    assert "ERROR: found no collectors for /testbed/tests/data/dump.sql" in said
+
+
+async def test_a_runner_that_runs_other_tests_is_shown_in_the_report(
+    repository: Repository, validator: Validator, tmp_path: Path
+) -> None:
+    columns = {"test_cmd": f"{PYTEST} tests/test_gone.py tests/test_ink.py -k 'not hyphen'", **PARSER}
+    columns |= {"PASS_TO_PASS": [], "test_patch": ""}
+    proof = await validator.prove(task_of(repository, tmp_path, columns))
+    assert "FAIL_TO_PASS\n  the runner's last lines: " in proof.problems[0]
+    assert "2 passed" in proof.problems[0]
+
+
+async def test_work_that_keeps_its_tests_from_a_result_scores_0(
+    repository: Repository, provider: Watched, tmp_path: Path
+) -> None:
+    """The control's script, too, writes to a work folder that is the agent's."""
+    tasks = TaskSettings(package_pythons={"swebench": Path(os.environ["TURNSTILE_SWEBENCH_PYTHON"])})
+    grader = TaskGrader(provider, spec_of, bounded(GradingSettings, retries=0), tasks)
+    task = task_of(repository, tmp_path, {"test_cmd": SUITE, **PARSER})
+    try:
+        files = {**FILES, "ink.py": "import os\n\nos._exit(0)\n"}
+        grade = await grader.grade(task, Work(archive=tar(files)))
+    finally:
+        await grader.close()
+    assert grade.reward == 0.0
+    assert "one in that of the untouched task" in grade.detail["swe"]["note"]

@@ -145,10 +145,13 @@ class JudgedCopies:
                 attempt.elsewhere = judge.elsewhere
 
     @asynccontextmanager
-    async def without_work(self, task: Task) -> AsyncIterator[Sandbox]:
-        """The task as it begins, in a sandbox of its own, for a judge that compares. Raises as ``judged`` does."""
+    async def without_work(self, task: Task, *, open_to_tests: bool = False) -> AsyncIterator[Sandbox]:
+        """The task as it begins, in a sandbox of its own, for a judge that compares. ``open_to_tests``: the tests
+        may write to its work folder, as they may where a work is. Raises as ``judged`` does."""
         async with self._sandbox(task) as sandbox:
             await self._prepare(sandbox, task, None, None)
+            if open_to_tests:
+                await self._run_diff(sandbox, task, None, ())
             sandbox.enter_phase(NetworkPhase.TESTS, None)
             yield sandbox
 
@@ -192,11 +195,17 @@ class JudgedCopies:
             await sandbox.upload(wrapped, WORK)
         except FileProblem as error:
             return DiffVerdict(False, detail={"refused": f"the work cannot be taken over: {error.message}"})
+        return await self._run_diff(sandbox, task, f"{WORK}/work.tar", judge.protected)
+
+    async def _run_diff(
+        self, sandbox: Sandbox, task: Task, work: str | None, protected: Sequence[str]
+    ) -> DiffVerdict:
+        """``work``: the archive inside; None: only open the folder to the tests."""
         config = {
-            "work": f"{WORK}/work.tar",
+            "work": work,
             "root": sandbox.workdir,
             "shared": SHARED,
-            "protected": judge.protected,
+            "protected": protected,
             # With a history that was made for the agent alone, every file of git differs.
             "git": task.git_history == "keep",
             "not_work": not_work_of(task),

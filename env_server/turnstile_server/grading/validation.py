@@ -24,6 +24,7 @@ from turnstile_server.grading.own_programs import runs_the_work
 from turnstile_server.grading.proof_works import ProofParts, play_environment, put_gold
 from turnstile_server.grading.protocol import Grade, Grader, Work
 from turnstile_server.grading.steps_validation import played_steps
+from turnstile_server.grading.verdict import last_lines
 from turnstile_server.sandboxes.protocol import ImageFacts, Sandbox, SandboxProvider
 from turnstile_server.tasks.environment import TaskEnvironment
 from turnstile_server.tasks.files import Files
@@ -335,6 +336,8 @@ def _why(grade: Grade) -> str:
         if not failed and grade.components.get(name) == 0.0:
             said = tests.get("note") or diff.get("refused") or f"exit status {tests.get('exit_code')}"
             failed.append(f"{said}. {tests.get('output', '')}".strip())
+        if {one.get("status") for one in tests.get("failed", ())} == {"missing"} and "output" in tests:
+            failed.append(f"the runner's last lines: {last_lines(str(tests['output']))}")
         reasons += failed
     if answer and not answer["right"]:
         reasons.append(f"its answer is wrong: {answer['note']}")

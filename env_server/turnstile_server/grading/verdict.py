@@ -21,6 +21,8 @@ CANNOT_RUN = (126, 127)
 """Exit statuses of a shell, and of the helper: found but not to be run, not found."""
 MAX_TEXT = 4000
 MAX_LINE = 300
+LAST_LINES = 10
+"""Lines of a runner's log that a message has: its last ones say why it stopped."""
 """Characters of a line of a summary, at most."""
 
 
@@ -120,6 +122,12 @@ def printable(text: str) -> str:
     """``text`` as one line: control characters become spaces, and it is cut at ``MAX_LINE``."""
     shown = "".join(letter if letter.isprintable() else " " for letter in text)
     return shown if len(shown) <= MAX_LINE else f"{shown[: MAX_LINE - 1]}…"
+
+
+def last_lines(text: str) -> str:
+    """The last lines of a log that are not blank, as one line; "no output" where there are none."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return " | ".join(map(printable, lines[-LAST_LINES:])) or "no output"
 
 
 def storable(value: Any) -> Any:

@@ -355,6 +355,10 @@ def main() -> int:
     report: dict[str, Any] = {"added": [], "changed": [], "deleted": [], "left_out": []}
     limits = DiffLimits(config["protected"], config["max_changed"])
     os.umask(0o022)
+    if config["work"] is None:  # a copy that is judged as it is
+        open_to_tests(root)
+        json.dump(shown(report, config["max_shown"]), sys.stdout)
+        return 0
     try:
         make_shared(config["shared"])  # for which the work may have left no room
         # "r:" is an archive as it is: nothing is decompressed.

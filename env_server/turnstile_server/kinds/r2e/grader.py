@@ -18,7 +18,7 @@ from turnstile_server.errors import TaskFailed
 from turnstile_server.grading.bounds import GradingBounds
 from turnstile_server.grading.judged_copy import JudgedCopies
 from turnstile_server.grading.protocol import Component, ComponentGrader, GradingTools, Work
-from turnstile_server.grading.verdict import DiffVerdict, one_line, storable
+from turnstile_server.grading.verdict import DiffVerdict, last_lines, one_line, storable
 from turnstile_server.kinds.r2e import test_log
 from turnstile_server.kinds.r2e.options import ENVIRONMENT, HIDDEN_TESTS, LINK, OF_THE_IMAGE, SCRIPT, R2eTests
 from turnstile_server.sandboxes.protocol import Command, ExecResult, Sandbox
@@ -144,11 +144,10 @@ class _R2eJudge:
         self.elsewhere = False
         log = _log(result)
         if result.timed_out or not test_log.outcomes(log):
-            last = log.strip().splitlines()[-1:] or ["no output"]
-            why = "it runs out of time" if result.timed_out else one_line(last[0])
+            why = "it runs out of time" if result.timed_out else f"its last lines: {last_lines(log)}"
             raise TaskFailed(
                 f"The tests of task {self._task.id} cannot run, whatever the work: there is no summary of pytest "
-                f"in their log (exit status {result.exit_code}): {why}"
+                f"in their log (exit status {result.exit_code}); {why}"
             )
         return log
 

@@ -18,9 +18,10 @@ from turnstile_server.errors import FileProblem, TaskFailed
 from turnstile_server.grading.bounds import GradingBounds
 from turnstile_server.grading.judged_copy import JudgedCopies
 from turnstile_server.grading.protocol import Component, ComponentGrader, GradingTools, Work
-from turnstile_server.grading.verdict import DiffVerdict, one_line, storable
+from turnstile_server.grading.verdict import DiffVerdict, last_lines, one_line, storable
 from turnstile_server.integrations.package_process import PackageError
 from turnstile_server.kinds.swe.options import SWEBENCH, SweTests
+from turnstile_server.kinds.swe.runner_log import RunnerLog
 from turnstile_server.sandboxes.protocol import Command, ExecResult, Sandbox, User
 from turnstile_server.tasks.model import Task
 
@@ -73,7 +74,8 @@ class _SweJudge:
     async def judge(self, sandbox: Sandbox, diff: DiffVerdict) -> Component:
         script = str((await self._ask({"do": "script"}))["script"])
         result = await self._run(sandbox, script)
-        detail: dict[str, Any] = {"trust": "in_process", "exit_code": result.exit_code, "output": _tail(result)}
+        log = RunnerLog(result)
+        detail: dict[str, Any] = {"trust": "in_process", "exit_code": log.exit_code, "output": log.text[-_TAIL:]}
         if result.timed_out:
             return self._none(diff, detail, f"the tests ran longer than {self._swe.timeout_s:g} s")
         try:
@@ -133,14 +135,14 @@ class _SweJudge:
         """Reason why the work prevented its own grading. Raises TaskFailed if the task itself cannot be judged:
         its script does not run on what the task ships, either."""
         self.elsewhere = True
-        async with self._copies.without_work(self._task) as clean:
+        async with self._copies.without_work(self._task, open_to_tests=True) as clean:
             control = await self._run(clean, script)
         if control.timed_out or not (await self._report(control))["graded"]:
-            last = _tail(control).splitlines()[-1:] or ["no output"]
-            why = "it runs out of time" if control.timed_out else one_line(last[0])
+            log = RunnerLog(control)
+            why = "it runs out of time" if control.timed_out else f"its last lines: {last_lines(log.text)}"
             raise TaskFailed(
-                f"The tests of task {self._task.id} cannot run, whatever the work: swebench finds no result in "
-                f"their log (exit status {control.exit_code}): {why}"
+                f"The tests of task {self._task.id} cannot run, whatever the work: swebench's "
+                f"{self._swe.log_parser} finds no result in their log (exit status {log.exit_code}); {why}"
             )
         kind = f" ({report['infra_failure']})" if report["infra_failure"] else ""
         return f"swebench finds no result in the log{kind}, but one in that of the untouched task"
@@ -166,7 +168,3 @@ def _row_of(task: Task, swe: SweTests) -> dict[str, Any]:
         "eval_type": swe.eval_type,
         "eval_script": swe.eval_script,
     }
-
-
-def _tail(result: ExecResult) -> str:
-    return result.stdout[-_TAIL:].decode(errors="replace").strip()
