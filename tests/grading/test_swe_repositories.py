@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from turnstile_server.grading.grader import TaskGrader
 from turnstile_server.grading.proof_works import ProofParts
 from turnstile_server.grading.protocol import Work
 from turnstile_server.grading.validation import Proof, ProofVerdict, Validator
+from turnstile_server.kinds.swe.log_parsers import LOG_PARSERS, UP_TO_A_BLANK
 from turnstile_server.settings import GradingSettings, Settings, TaskSettings
 from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.registry import load_tasks
@@ -28,8 +30,8 @@ from turnstile_server.tasks.tarball import pack
 pytestmark = [
     pytest.mark.anyio,
     pytest.mark.agents,
-    pytest.mark.parametrize("provider", ["local"], indirect=True, scope="module"),
 ]
+IN_BUBBLEWRAP = pytest.mark.parametrize("provider", ["local"], indirect=True, scope="module")
 
 WORKDIR = "/testbed"
 PYTEST = "/usr/bin/python3 -m pytest -rA -p no:cacheprovider"
@@ -82,6 +84,7 @@ FORMS = {
 
 @pytest.mark.cases(4)
 @pytest.mark.parametrize("form", FORMS)
+@IN_BUBBLEWRAP
 async def test_a_row_of_each_form_is_sound_as_it_is(
     form: str, repository: Repository, validator: Validator, tmp_path: Path
 ) -> None:
@@ -89,6 +92,7 @@ async def test_a_row_of_each_form_is_sound_as_it_is(
     assert (proof.verdict, proof.problems) == (ProofVerdict.PROVEN, ())
 
 
+@IN_BUBBLEWRAP
 async def test_a_runner_that_stops_says_why_in_the_report(
     repository: Repository, validator: Validator, tmp_path: Path
 ) -> None:
@@ -100,6 +104,7 @@ async def test_a_runner_that_stops_says_why_in_the_report(
     assert "ERROR: found no collectors for /testbed/tests/data/dump.sql" in said
 
 
+@IN_BUBBLEWRAP
 async def test_a_runner_that_runs_other_tests_is_shown_in_the_report(
     repository: Repository, validator: Validator, tmp_path: Path
 ) -> None:
@@ -110,6 +115,7 @@ async def test_a_runner_that_runs_other_tests_is_shown_in_the_report(
     assert "2 passed" in proof.problems[0]
 
 
+@IN_BUBBLEWRAP
 async def test_work_that_keeps_its_tests_from_a_result_scores_0(
     repository: Repository, provider: Watched, tmp_path: Path
 ) -> None:
@@ -124,3 +130,24 @@ async def test_work_that_keeps_its_tests_from_a_result_scores_0(
         await grader.close()
     assert grade.reward == 0.0
     assert "one in that of the untouched task" in grade.detail["swe"]["note"]
+
+
+PROBE = """import json
+from swebench.harness.log_parsers import PARSER_REGISTRY
+
+cut = []
+for name, parse in PARSER_REGISTRY.items():
+    try:
+        found = parse("PASSED t::a[b c]\\n", None)
+    except Exception:  # it reads another format
+        found = {}
+    cut += [name] if list(found) == ["t::a[b"] else []
+print(json.dumps([sorted(PARSER_REGISTRY), sorted(cut)]))
+"""
+
+
+def test_the_log_parsers_are_those_of_the_package() -> None:
+    done = subprocess.run(
+        [os.environ["TURNSTILE_SWEBENCH_PYTHON"], "-c", PROBE], check=True, capture_output=True, text=True
+    )
+    assert json.loads(done.stdout) == [sorted(LOG_PARSERS), sorted(UP_TO_A_BLANK)]

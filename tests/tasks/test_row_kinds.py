@@ -215,6 +215,75 @@ def test_kinds_that_cannot_be_judged_are_refused_by_name(tmp_path: Path) -> None
         assert name in line
 
 
+SCRIPTS = {"test_script": "", "regression_script": ""}
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        (
+            {**GYM, "responses_create_params": {"input": []}},
+            "responses_create_params: the row has the columns of swe-gym beside it: name the kind to read it as "
+            "such (`?kind=swe-gym`)",
+        ),
+        ({"id": 1, "instance": SCRIPTS}, "instance: rows of nemotron-scripts are not supported"),
+        ({"id": 1, "a": {"b": json.dumps(SCRIPTS)}}, "a.b: rows of nemotron-scripts are not supported"),
+        (
+            {"responses_create_params": {"metadata": {"instance": SCRIPTS}}},
+            "responses_create_params.metadata.instance: rows of nemotron-scripts are not supported",
+        ),
+        (
+            {"responses_create_params": {"metadata": {"instance_dict": SCRIPTS}}},
+            "rows of nemotron-scripts are not supported",
+        ),
+        (
+            {
+                "responses_create_params": {
+                    "metadata": {"instance_dict": {"run_script.sh": "", "parsing_script.py": ""}}
+                }
+            },
+            "rows of nemotron-parsers are not supported: each row brings its own runner",
+        ),
+        ({"id": 1, "row": five()}, "row: it is a row of swe-bench-5: write its columns into the row itself"),
+        ({"id": 1, "meta": {"instruction": "x"}}, "name the kind (`?kind=NAME`), or give it a mapping"),
+    ],
+)
+def test_a_row_that_holds_another_kind_of_row_is_told_which(
+    row: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    (line,) = refused(tmp_path, row)
+    assert said in line
+
+
+def test_a_row_of_r2e_gym_in_one_of_nemo_gym_is_one(tmp_path: Path) -> None:
+    inner = {"docker_image": "r2e:1", "expected_output_json": {"T.t": "PASSED"}, "repo_name": "ink"}
+    inner |= {"commit_hash": "0" * 40, "problem_statement": "It broke."}
+    task = one(tmp_path, {"responses_create_params": {"metadata": {"instance_dict": json.dumps(inner)}}})
+    assert (task.graders, task.image) == (("r2e",), "r2e:1")
+
+
+def test_columns_beside_a_wrapper_are_read_as_the_kind_that_is_named(tmp_path: Path) -> None:
+    task = one(tmp_path, {**GYM, "responses_create_params": {"input": []}}, "?kind=swe-gym")
+    assert list(swe_of(task).fail_to_pass) == F2P
+
+
+@pytest.mark.parametrize(
+    ("name", "near"), [("parse_log_pytests", "nearest are parse_log_pytest"), ("qqq", "it has parse_log_")]
+)
+def test_a_log_parser_that_the_package_lacks_is_told_when_rows_are_loaded(
+    name: str, near: str, tmp_path: Path
+) -> None:
+    for row, options in ((five(log_parser=name), ""), (GYM, f"?log_parser={name}")):
+        (line,) = refused(tmp_path, row, options=options)
+        assert f"log_parser: swebench==5.0.2 has no log parser '{name}'; {near}" in line
+        assert "`?log_parser=…`" in line
+        assert "`?kind=…`" in line
+
+
+def test_a_log_parser_may_have_its_short_name(tmp_path: Path) -> None:
+    assert swe_of(one(tmp_path, five(log_parser="pytest"))).log_parser == "parse_log_pytest"
+
+
 def test_options_that_are_wrong_are_told_together(tmp_path: Path) -> None:
     said = refused(tmp_path, five(), options="?kind=gold&where=repo&limit=0&colour=red&map=/nowhere.yaml")
     assert [line.partition("?")[2].partition(": ")[2].partition(":")[0] for line in said] == [

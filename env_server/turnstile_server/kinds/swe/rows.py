@@ -10,8 +10,17 @@ from math import isfinite
 from typing import Any, Final
 
 from turnstile_server.kinds.swe.data_sets import DATA_SETS, SweDataSet
+from turnstile_server.kinds.swe.log_parsers import log_parser
 from turnstile_server.kinds.swe.scripts import command_of, files_of_tests, script_of
-from turnstile_server.tasks.rows.kinds import INSTRUCTION, SHOWN_COLUMNS, RowFields, RowKind
+from turnstile_server.tasks.rows.kinds import (
+    INSTRUCTION,
+    SHOWN_COLUMNS,
+    PlainRows,
+    RowFields,
+    RowKind,
+    installed_kinds,
+    nested_faults,
+)
 from turnstile_server.tasks.rows.options import RowMapping
 from turnstile_server.tasks.rows.row_files import Row
 from turnstile_server.tasks.rows.values import RowFault, filled, listed_tests, task_id
@@ -76,13 +85,19 @@ class WrappedRows:
     def read(self, row: Row, number: int, mapping: RowMapping) -> RowFields | list[RowFault]:
         """See ``RowKind``."""
         inner = _unwrapped(row, _WRAPPED)
-        if not isinstance(inner, dict):
-            return [(_WRAPPED, f"{inner}. {_VERIFIED}")]
-        found = mapping.renamed(inner)
-        columns = found.keys()
-        known: tuple[RowKind, ...] = (*_REFUSED, *_READ)
-        kinds = (kind for kind in known if kind.marks <= columns and not kind.without & columns)
-        return next(kinds, _READ[-1]).read(found, number, mapping)
+        if isinstance(inner, dict):
+            found = mapping.renamed(inner)
+            return (_kind_inside(found) or _READ[-1]).read(found, number, mapping)
+        beside = _kind_inside({name: value for name, value in row.items() if name not in self.marks})
+        if beside is not None:
+            return [
+                (
+                    "responses_create_params",
+                    f"the row has the columns of {beside.name} beside it: name the kind to read it as such "
+                    f"(`?kind={beside.name}`). {_VERIFIED}",
+                )
+            ]
+        return nested_faults(row, number, mapping, _kind_inside) or [(_WRAPPED, f"{inner}. {_VERIFIED}")]
 
 
 _REFUSED: Final = (
@@ -90,6 +105,11 @@ _REFUSED: Final = (
         "nemotron-scripts",
         frozenset({"test_script", "regression_script"}),
         "its tests are scripts for Singularity images (.sif), judged by exit status",
+    ),
+    RefusedRows(
+        "nemotron-parsers",
+        frozenset({"run_script.sh", "parsing_script.py"}),
+        "each row brings its own runner and the program that reads its log",
     ),
     RefusedRows(
         "multi-swe-bench",
@@ -101,7 +121,16 @@ _REFUSED: Final = (
 _READ: Final = tuple(map(SweRows, DATA_SETS))
 """The last one is SWE-bench itself."""
 
-ROWS: Final[tuple[RowKind, ...]] = (_REFUSED[0], WrappedRows(), _REFUSED[1], *_READ)
+ROWS: Final[tuple[RowKind, ...]] = (*_REFUSED[:2], WrappedRows(), *_REFUSED[2:], *_READ)
+
+
+def _kind_inside(row: Row) -> RowKind | None:
+    """The kind of a row of any data set, but of NeMo-Gym."""
+    columns = row.keys()
+    own: tuple[RowKind, ...] = (*_REFUSED, *_READ)
+    found = next((kind for kind in own if kind.marks <= columns and not kind.without & columns), None)
+    found = found or installed_kinds().kind_of(row)
+    return None if isinstance(found, WrappedRows | PlainRows) else found
 
 
 class _SweRow:
@@ -227,7 +256,18 @@ class _SweRow:
 
     def _parser(self) -> str:
         said = self._mapping.log_parser or self._said("log_parser") or self._install("log_parser")
-        return said or self._data_set.log_parser or ""
+        said = said or self._data_set.log_parser or ""
+        try:
+            return log_parser(said) if said else ""
+        except ValueError as error:
+            self._faults.append(
+                (
+                    "log_parser",
+                    f"{error}. Name the one to use (`?log_parser=…`), or the data set if this is another "
+                    "(`?kind=…`)",
+                )
+            )
+            return said
 
     def _script(self, workdir: str, tests: tuple[str, ...]) -> str:
         if own := self._said("eval_script"):

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from turnstile.plugins import BrokenPlugin, is_reference
 from turnstile_server.tasks.grader_options import field_place, host_code_of
 from turnstile_server.tasks.model import Task
-from turnstile_server.tasks.rows.kinds import HIDDEN_COLUMNS, RowFields, RowKind, RowKinds
+from turnstile_server.tasks.rows.kinds import HIDDEN_COLUMNS, RowFields, RowKind, RowKinds, nested_faults
 from turnstile_server.tasks.rows.options import RowMapping
 from turnstile_server.tasks.rows.row_files import Row
 from turnstile_server.tasks.rows.values import RowFault, names_in
@@ -57,8 +57,13 @@ class RowConverter:
         renamed = self._mapping.renamed(row)
         kind = self._kind or self._kinds.kind_of(renamed)
         if kind is None:
+            if nested := nested_faults(renamed, number, self._mapping, self._kinds.kind_of):
+                return nested
             known = ", ".join(self._kinds.names)
-            message = f"its columns are of no kind that is known ({known}); give it a mapping (`?map=FILE`)"
+            message = (
+                f"its columns are of no kind that is known ({known}); name the kind (`?kind=NAME`), or give it a "
+                "mapping (`?map=FILE`)"
+            )
             return [(None, f"{message}. Columns: {', '.join(map(str, row))}")]
         return kind.read(renamed, number, self._mapping)
 

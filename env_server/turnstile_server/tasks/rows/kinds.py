@@ -7,8 +7,9 @@ come before those of other packages, and rows in Turnstile's own format last.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Final, Protocol, runtime_checkable
 
 from turnstile.plugins import BrokenPlugin, Plugin, Plugins
@@ -16,7 +17,7 @@ from turnstile_server.tasks.grader_options import options_in_field
 from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.rows.options import RowMapping
 from turnstile_server.tasks.rows.row_files import Row
-from turnstile_server.tasks.rows.values import RowFault, task_id
+from turnstile_server.tasks.rows.values import RowFault, nested_objects, task_id
 
 ROW_KINDS: Final = Plugins("turnstile.row_kinds")
 
@@ -140,6 +141,30 @@ class RowKinds:
         columns = row.keys()
         kinds = self._by_name.values()
         return next((kind for kind in kinds if kind.marks <= columns and not kind.without & columns), None)
+
+
+@cache
+def installed_kinds() -> RowKinds:
+    """Every installed kind, loaded once."""
+    return RowKinds.installed()
+
+
+def nested_faults(
+    row: Row, number: int, mapping: RowMapping, kind_of: Callable[[Row], RowKind | None]
+) -> list[RowFault]:
+    """What is wrong with a row whose columns are of no kind, where an object in one of them is a row that
+    ``kind_of`` knows. Empty: there is none."""
+    for place, inner in nested_objects(row):
+        kind = kind_of(inner)
+        if kind is None or isinstance(kind, PlainRows):
+            continue
+        found = kind.read(mapping.renamed(inner), number, mapping)
+        if isinstance(found, list):
+            return [(f"{place}.{column}" if column else place, message) for column, message in found]
+        return [
+            (place, f"it is a row of {kind.name}: write its columns into the row itself (`?kind={kind.name}`)")
+        ]
+    return []
 
 
 def table_of(plugin: Plugin) -> list[RowKind]:

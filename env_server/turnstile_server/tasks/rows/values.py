@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from typing import Any
 
@@ -16,6 +16,9 @@ _ID_CHARS, _DIGEST_CHARS = 64, 12
 _ENDS = 60
 """Characters of a value that is shown in a message."""
 
+
+_NESTED = 3
+"""How deep a row is looked for in another."""
 
 RowFault = tuple[str | None, str]
 """A column, and what is wrong with it."""
@@ -38,6 +41,29 @@ def listed_tests(value: Any) -> tuple[str, ...]:
         if not isinstance(one, str) or not one:
             raise ValueError(f"{_shown(one)} in the list is no test id")
     return tuple(dict.fromkeys(found))
+
+
+def nested_objects(row: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The objects in a row's columns, and in those, by dotted path, the outer ones first. An object may be JSON in
+    text."""
+    level: list[tuple[str, Mapping[str, Any]]] = [("", row)]
+    for _ in range(_NESTED):
+        level = [
+            (f"{path}.{name}" if path else name, inner)
+            for path, outer in level
+            for name, value in outer.items()
+            if (inner := _object_in(value)) is not None
+        ]
+        yield from ((path, dict(inner)) for path, inner in level)
+
+
+def _object_in(value: Any) -> Mapping[str, Any] | None:
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return None
+    return value if isinstance(value, dict) else None
 
 
 def filled(template: str, row: Mapping[str, Any]) -> str:
