@@ -215,6 +215,38 @@ def test_kinds_that_cannot_be_judged_are_refused_by_name(tmp_path: Path) -> None
         assert name in line
 
 
+BLANKS = {
+    "FAIL_TO_PASS": ["tests/test_a.py::test_new[a b]", "tests/test_a.py::test_new[a c]"],
+    "PASS_TO_PASS": ["tests/test_a.py::test_new[a d]", "tests/test_a.py::test_old[x y]"],
+}
+
+
+@pytest.mark.parametrize("eval_type", ["pass_and_fail", "fail_only"])
+def test_ids_that_no_log_has_are_told_with_the_ways_out(eval_type: str, tmp_path: Path) -> None:
+    said = refused(tmp_path, five(**BLANKS, eval_type=eval_type))
+    assert [line.split(": ")[1] for line in said] == ["FAIL_TO_PASS", "PASS_TO_PASS"]
+    assert (
+        "'tests/test_a.py::test_new[a b]' has a blank, and parse_log_pytest reads an id up to its first" in said[0]
+    )
+    assert "`?cut_ids=true`" in said[0]
+    assert "`?log_parser=parse_log_pytest_v2`" in said[0]
+
+
+def test_ids_are_cut_where_the_parser_cuts_them(tmp_path: Path) -> None:
+    cut = swe_of(one(tmp_path, five(**BLANKS), "?cut_ids=true"))
+    assert cut.fail_to_pass == ("tests/test_a.py::test_new[a",)
+    assert cut.pass_to_pass == ("tests/test_a.py::test_old[x",)
+    for parser in ("parse_log_pytest_v2", "parse_log_django"):
+        whole = swe_of(one(tmp_path, five(**BLANKS), f"?cut_ids=true&log_parser={parser}"))
+        assert list(whole.fail_to_pass) == BLANKS["FAIL_TO_PASS"]
+    files = swe_of(one(tmp_path, {**GYM, **BLANKS}, "?cut_ids=true")).eval_script
+    assert "-p no:cacheprovider tests/test_a.py\n" in files
+
+
+def test_cut_ids_is_true_or_false(tmp_path: Path) -> None:
+    assert "cut_ids: " in refused(tmp_path, five(), options="?cut_ids=perhaps")[0]
+
+
 SCRIPTS = {"test_script": "", "regression_script": ""}
 
 

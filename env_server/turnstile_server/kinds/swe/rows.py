@@ -10,7 +10,7 @@ from math import isfinite
 from typing import Any, Final
 
 from turnstile_server.kinds.swe.data_sets import DATA_SETS, SweDataSet
-from turnstile_server.kinds.swe.log_parsers import log_parser
+from turnstile_server.kinds.swe.log_parsers import UP_TO_A_BLANK, log_parser
 from turnstile_server.kinds.swe.scripts import command_of, files_of_tests, script_of
 from turnstile_server.tasks.rows.kinds import (
     INSTRUCTION,
@@ -33,6 +33,7 @@ _IMAGE_COLUMNS = ("image", "docker_image", "image_name")
 _COMMAND_COLUMNS = ("test_cmd", "test_cmds", "test_command", "test_commands")
 _OWN_COMMAND = "{test_cmd}"
 """In a mapping's ``test_cmd``: the row's own command."""
+_WHOLE_IDS = "parse_log_pytest_v2"
 _WRAPPED = "responses_create_params.metadata.instance_dict"
 """Dotted path of the object that holds the row itself (as an object or as JSON in text)."""
 
@@ -148,15 +149,18 @@ class _SweRow:
         instance_id = self._text("instance_id")
         self._text("problem_statement" if mapping.instruction is None else "")
         workdir = self._filled("workdir", mapping.workdir or self._said("workdir") or self._data_set.workdir)
+        parser = self._parser()
         fail_to_pass, pass_to_pass = self._tests("FAIL_TO_PASS"), self._tests("PASS_TO_PASS", needed=False)
+        to_pass = self._as_read("FAIL_TO_PASS", fail_to_pass, parser)
+        to_keep = self._as_read("PASS_TO_PASS", pass_to_pass, parser)
         swe: dict[str, Any] = {
             "instance_id": instance_id,
             "repo": self._said("repo"),
             "version": self._said("version"),
-            "log_parser": self._parser(),
+            "log_parser": parser,
             "eval_type": self._said("eval_type") or "pass_and_fail",
-            "fail_to_pass": fail_to_pass,
-            "pass_to_pass": pass_to_pass,
+            "fail_to_pass": to_pass,
+            "pass_to_pass": to_keep if to_keep == pass_to_pass else tuple(t for t in to_keep if t not in to_pass),
             "eval_script": self._script(workdir, (*fail_to_pass, *pass_to_pass)),
         }
         if not swe["log_parser"] and swe["eval_script"]:
@@ -213,6 +217,22 @@ class _SweRow:
         if not found and needed:
             self._faults.append((name, "it names no test, so nothing would show that the issue is resolved"))
         return found
+
+    def _as_read(self, column: str, tests: tuple[str, ...], parser: str) -> tuple[str, ...]:
+        """The ids as the log parser reads them. One that it never reads can neither pass nor be seen to fail."""
+        blank = next((test for test in tests if test.split()[:1] != [test]), None)
+        if blank is None or parser not in UP_TO_A_BLANK:
+            return tests
+        if not self._mapping.cut_ids:
+            self._faults.append(
+                (
+                    column,
+                    f"{blank!r:.200} has a blank, and {parser} reads an id up to its first blank, so no log has "
+                    f"this test: cut the ids so (`?cut_ids=true`), or read whole ones "
+                    f"(`?log_parser={_WHOLE_IDS}`)",
+                )
+            )
+        return tuple(dict.fromkeys((test.split() or [test])[0] for test in tests))
 
     @cached_property
     def _config(self) -> dict[str, Any]:

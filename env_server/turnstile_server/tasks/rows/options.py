@@ -19,7 +19,7 @@ from turnstile_server.tasks.selection import Condition
 
 SCHEME = "rows:"
 _LISTS = ("where",)
-_TEXTS = ("kind", "split", "map", "image", "workdir", "test_cmd", "log_parser", "timeout_s", "limit")
+_TEXTS = ("kind", "split", "map", "image", "workdir", "test_cmd", "log_parser", "cut_ids", "timeout_s", "limit")
 
 
 class RowMapping(BaseModel):
@@ -42,6 +42,9 @@ class RowMapping(BaseModel):
         "test files.",
     )
     log_parser: str | None = Field(None, description="Log parser of rows that name none.")
+    cut_ids: bool = Field(
+        False, description="Cut the ids of tests at the first blank, where the log parser reads them so."
+    )
     timeout_s: float | None = Field(None, gt=0, description="Time for the tests.")
     metadata: tuple[str, ...] = Field((), description="Further columns that `GET /tasks` shows.")
 
