@@ -49,7 +49,7 @@ def test_an_object_counts_before_a_text_and_keeps_all_its_numbers() -> None:
         ("1", "1", "reward.json is not an object of numbers: 1"),
         ("[1]", None, "not an object"),
         ("{}", "1", "has no key 'reward'"),
-        ('{"score": 1}', None, "has no key 'reward', which is the reward; it has score"),
+        ('{"score": 1}', None, "has no key 'reward', which is the reward; it has score: name the one to take"),
         ('{"reward": NaN}', None, "NaN is no finite number"),
         ('{"reward": 1e999}', None, "'reward' is no finite number"),
         ('{"reward": "1"}', None, "'reward' is not a number: \"1\""),

@@ -52,7 +52,8 @@ def read_reward(files: Mapping[str, Mapping[str, str]], key: str) -> ScriptRewar
         value = rewards[key]
     else:
         raise NoReward(
-            f"{name} has no key {key!r}, which is the reward; it has {_shown(', '.join(rewards)) or 'none'}"
+            f"{name} has no key {key!r}, which is the reward; it has {_shown(', '.join(rewards)) or 'none'}: "
+            "name the one to take (`reward_key` of the script, or `?reward_key=NAME` behind the source's path)"
         )
     return ScriptReward(value, rewards, name)
 

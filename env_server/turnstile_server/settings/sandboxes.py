@@ -67,14 +67,19 @@ class SandboxSettings(Section):
     memory_mb: int = Field(
         1024,
         ge=16,
-        description="Memory of a sandbox in MiB: default and ceiling. The minimum in an agent's spec overrides "
-        "it.",
+        description="Memory of a sandbox in MiB: default and, where it is set, ceiling of what a task may ask "
+        "for; else the ceiling is the machine's memory. The minimum in an agent's spec overrides it.",
     )
-    cpus: float = Field(1.0, gt=0, description="CPUs of a sandbox: default and ceiling.")
+    cpus: float = Field(
+        1.0,
+        gt=0,
+        description="CPUs of a sandbox: default and, where it is set, ceiling; else that is the machine's.",
+    )
     pids: int = Field(
         256,
         ge=8,
-        description="Processes of a sandbox: default and ceiling. The minimum in an agent's spec overrides it.",
+        description="Processes of a sandbox: default and, where it is set, ceiling; else that is an eighth of the "
+        "machine's process ids. The minimum in an agent's spec overrides it.",
     )
     disk_mb: int = Field(
         512,

@@ -110,7 +110,10 @@ class RewardRules(TaskPart):
         low, high = self.bounds
         if low <= value <= high:
             return None
-        return f"the reward {value:g} is not in the task's bounds [{low:g}, {high:g}] (reward.bounds)"
+        return (
+            f"the reward {value:g} is not in the task's bounds [{low:g}, {high:g}] (reward.bounds; for a whole "
+            "source of files or folders `?bounds=LEAST,GREATEST` behind its path)"
+        )
 
     def ordered(self, graders: Sequence[str]) -> tuple[str, ...]:
         """The graders in the order in which they are run."""

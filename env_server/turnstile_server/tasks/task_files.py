@@ -22,6 +22,7 @@ from turnstile_server.tasks.grader_options import MAY_NAME_CODE, GradingEntry, f
 from turnstile_server.tasks.model import Gold, Task
 from turnstile_server.tasks.parse import Loc, TaskEntry, TaskSyntaxError, parse_jsonl, parse_yaml
 from turnstile_server.tasks.part import GraderOptions
+from turnstile_server.tasks.path_options import PathOptions, path_of, problems_of
 from turnstile_server.tasks.protocol import FoundTask, Recognition, TaskProblem
 from turnstile_server.tasks.tarball import FilesProblem, check_folder
 
@@ -34,7 +35,7 @@ TASK_FILE = "task.yaml"
 
 
 class TaskFiles:
-    """A ``TaskSource``: a SOURCE is a path."""
+    """A ``TaskSource``: a SOURCE is a path, and may have options (``path_options``)."""
 
     recognition = Recognition.ANYTHING
 
@@ -42,10 +43,17 @@ class TaskFiles:
         return True
 
     def host_paths(self, source: str) -> Sequence[Path]:
-        return (Path(source),)
+        return (path_of(source),)
 
     def load(self, source: str, settings: TaskSettings) -> Iterator[FoundTask | TaskProblem]:
-        path = Path(source)
+        try:
+            options = PathOptions.parse(source)
+        except ValueError as error:
+            yield from problems_of(source, error)
+            return
+        yield from options.chosen(source, self._load(options.path, settings))
+
+    def _load(self, path: Path, settings: TaskSettings) -> Iterator[FoundTask | TaskProblem]:
         if path.is_dir():
             files = list(find_files(path))
             if not files:

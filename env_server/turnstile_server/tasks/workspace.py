@@ -10,6 +10,7 @@ from turnstile_server.agents.spec import AgentResources
 from turnstile_server.egress.log import NetworkLog
 from turnstile_server.egress.policy import NetworkPhase
 from turnstile_server.errors import TaskFailed, Unprocessable
+from turnstile_server.sandboxes.machine import machine_resources
 from turnstile_server.sandboxes.protocol import (
     Command,
     ExecResult,
@@ -79,11 +80,16 @@ def sandbox_spec(
 
 
 def _under_ceilings(wish: SandboxWish, settings: SandboxSettings) -> SandboxWish:
-    for name, ceiling in (("memory_mb", settings.memory_mb), ("cpus", settings.cpus), ("pids", settings.pids)):
+    """What the operator has not set is bounded by the machine: a task may ask for more than the default."""
+    machine = machine_resources()
+    for name, own in (("memory_mb", settings.memory_mb), ("cpus", settings.cpus), ("pids", settings.pids)):
+        written = name in settings.model_fields_set
+        ceiling = own if written else max(own, machine[name])
         wanted = wish.model_dump()[name]
         if wanted is not None and wanted > ceiling:
+            whose = "" if written else ", which its machine has"
             raise Unprocessable(
-                f"sandbox.{name} is {wanted}, above this server's ceiling of {ceiling} (sandboxes.{name})"
+                f"sandbox.{name} is {wanted}, above this server's ceiling of {ceiling:g}{whose} (sandboxes.{name})"
             )
     return wish
 

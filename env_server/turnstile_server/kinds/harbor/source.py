@@ -15,6 +15,7 @@ from typing import Any
 
 from turnstile_server.kinds.harbor.folder import CONFIG, TaskFolder
 from turnstile_server.settings import TaskSettings
+from turnstile_server.tasks.path_options import PathOptions, path_of, problems_of
 from turnstile_server.tasks.protocol import FoundTask, Recognition, TaskProblem
 from turnstile_server.tasks.task_files import TASK_FILE
 
@@ -28,21 +29,28 @@ _CONVERT = "a task of Terminal-Bench 1; convert it with Harbor (`harbor tasks mi
 
 
 class HarborFolders:
-    """A ``TaskSource``: a SOURCE is a path."""
+    """A ``TaskSource``: a SOURCE is a path, and may have options (``path_options``)."""
 
     recognition = Recognition.FORM
 
     def recognises(self, source: str) -> bool:
-        path = Path(source)
+        path = path_of(source)
         if path.name == REGISTRY:
             return path.is_file()
         return path.is_dir() and next(_task_folders(path), None) is not None
 
     def host_paths(self, source: str) -> Sequence[Path]:
-        return (Path(source),)
+        return (path_of(source),)
 
     def load(self, source: str, settings: TaskSettings) -> Iterator[FoundTask | TaskProblem]:
-        path = Path(source)
+        try:
+            options = PathOptions.parse(source)
+        except ValueError as error:
+            yield from problems_of(source, error)
+            return
+        yield from options.chosen(source, self._load(options.path, source, settings))
+
+    def _load(self, path: Path, source: str, settings: TaskSettings) -> Iterator[FoundTask | TaskProblem]:
         if path.name == REGISTRY:
             yield TaskProblem(source, None, None, "these tasks are elsewhere; `harbor download` fetches them")
             return

@@ -13,10 +13,11 @@ from typing import Final
 from turnstile_server.kinds.resource_server.options import server_address
 from turnstile_server.kinds.resource_server.rows import RowVerifier, VerifiedRowReader
 from turnstile_server.settings import TaskSettings
+from turnstile_server.tasks.path_options import problems_of
 from turnstile_server.tasks.protocol import Recognition, StoredTask, TaskProblem
 from turnstile_server.tasks.reward import parse_bounds
 from turnstile_server.tasks.rows.options import RowMapping, options_in, parse_options
-from turnstile_server.tasks.rows.source import TaskRows, problems_of, tasks_of_rows
+from turnstile_server.tasks.rows.source import TaskRows, tasks_of_rows
 
 OPTIONS: Final = ("verifier", "bounds")
 _TAKEN = frozenset(("kind", "columns", "image", "workdir"))

@@ -15,6 +15,7 @@ from turnstile_server.settings import TaskSettings
 from turnstile_server.tasks.bounds import TaskBounds
 from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.parse import TaskSyntaxError
+from turnstile_server.tasks.path_options import problems_of
 from turnstile_server.tasks.protocol import Recognition, StoredTask, TaskProblem
 from turnstile_server.tasks.rows.convert import RowConverter, RowReader
 from turnstile_server.tasks.rows.options import SCHEME, RowOptions, map_file_of, parse_options, path_of
@@ -42,11 +43,6 @@ class TaskRows:
             yield from problems_of(source, error)
             return
         yield from tasks_of_rows(source, options, reader, settings)
-
-
-def problems_of(source: str, error: ValueError) -> Iterator[TaskProblem]:
-    """A problem for each line of ``error``."""
-    yield from (TaskProblem(source, None, None, line) for line in str(error).splitlines())
 
 
 def tasks_of_rows(
