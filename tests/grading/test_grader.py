@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import anyio
 import pytest
-from grading_support import BUG, EXPECTED, FIX, HIDDEN, Watched, grader, spec_of, the_task, work
+from grading_support import BASE, BUG, EXPECTED, FIX, HIDDEN, Watched, grader, spec_of, tar, the_task, work
+from pydantic import ValidationError
 
 from turnstile_server.errors import SandboxDeath, SandboxFailed, SandboxUnavailable, TaskFailed
 from turnstile_server.grading.protocol import Work
@@ -334,3 +335,67 @@ async def test_the_runners_tests_and_programs_are_not_to_be_written_by_who_runs_
 def test_two_works_for_each_core_are_judged_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 2, 5})
     assert (GradingSettings().places, GradingSettings(parallel=1).places) == (6, 1)
+
+
+COUNT = 'test "$1" = "$(cat "$2"/*.log | grep -c error)" || { echo "said $1"; exit 1; }'
+QUESTION = {
+    "runner": "command",
+    "expected": [],
+    "command": ["sh", "{tests}/count.sh", "{answer}", "."],
+    "files": {"inline": {"count.sh": COUNT}},
+}
+
+
+@pytest.mark.parametrize(
+    ("answer", "reward"),
+    [
+        ("2", 1.0),
+        ("3", 0.0),
+        (None, 0.0),
+        ("", 0.0),
+        ("2; true", 0.0),
+        ("$(true)", 0.0),
+        ('" -o 1 = 1 -o "', 0.0),
+        ("{tests}", 0.0),
+        ("2\0", 0.0),
+        ("2\ud800", 0.0),
+        ("2" * 100_001, 0.0),
+    ],
+)
+async def test_a_command_is_given_the_answer(answer: str | None, reward: float, provider: Watched) -> None:
+    """As the questions of AgentBench's shell have it: set up files, ask about them, check what is said."""
+    setup = ["printf 'error\\nok\\nerror\\n' > a.log"]
+    task = the_task(tests=QUESTION, base={"inline": {"b.log": "ok\n"}}, setup=setup)
+    given = Work(archive=tar({"a.log": "error\nok\nerror\n", "b.log": "ok\n"}), answer=answer)
+    graded = await grader(provider).grade(task, given)
+    assert graded.reward == reward
+    if answer == "3":
+        assert "said 3" in graded.detail["tests"]["output"]
+    if answer is not None and "\0" in answer:
+        assert graded.detail["tests"]["note"] == "the answer cannot be checked: it has a NUL character"
+
+
+async def test_a_check_that_passes_without_an_answer_is_none(provider: Watched) -> None:
+    anything = {**QUESTION, "files": {"inline": {"count.sh": "exit 0"}}}
+    graded = await grader(provider).grade(the_task(tests=anything), Work(archive=tar(BASE), answer="2"))
+    assert graded.reward == 0.0
+    assert "its canary" in graded.detail["tests"]["note"]
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (
+            ["sh", "-c", "test {answer} = 2"],
+            "is an argument of its own, never a part of one (is 'test {answer} = 2')",
+        ),
+        (["{answer}"], "nor the program"),
+        (["sh", "-c", "{answer}"], "behind '-c' would be run as a program"),
+        (["bash", "-xc", "{answer}"], "behind '-xc' would be run as a program"),
+        (["python3", "{answer}"], "`command` runs '{answer}' of the work itself"),
+    ],
+)
+def test_an_answer_is_never_run(command: list[str], said: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        the_task(tests={**QUESTION, "command": command})
+    assert said in str(refused.value)

@@ -42,12 +42,14 @@ from turnstile_server.grading.verdict import (
 )
 from turnstile_server.sandboxes.protocol import IMAGE_PYTHON, Command, Sandbox, User
 from turnstile_server.tasks.git_history import keep_one_commit
-from turnstile_server.tasks.hidden_tests import HiddenTests
+from turnstile_server.tasks.hidden_tests import ANSWER, HiddenTests
 from turnstile_server.tasks.model import Task
 
 TESTS = f"{PLACE}/tests"
 START = f"{PLACE}/start"
 """The work folder as the task ships it, for the canary of a command."""
+_MOST_ANSWER_BYTES = 100_000
+"""One argument of a program has 128 KiB."""
 _ROUNDS = 3
 """A folder of one user goes when what another has in it is gone."""
 _START_STATE = (INSIDE / "start_state.py").read_text()
@@ -90,6 +92,15 @@ def _environment(argv: Sequence[str], folder: str) -> dict[str, str]:
     }
 
 
+def _no_argument(answer: str) -> str | None:
+    """Reason why the answer cannot be an argument of a program; None: it can."""
+    if "\0" in answer:
+        return "it has a NUL character"
+    if len(answer.encode()) > _MOST_ANSWER_BYTES:
+        return f"it has more than {_MOST_ANSWER_BYTES} bytes"
+    return None
+
+
 class HiddenTestsGrader(ComponentGrader):
     """The component ``tests``: 1 when every expected test passes, else 0."""
 
@@ -106,7 +117,7 @@ class HiddenTestsGrader(ComponentGrader):
         if task.tests.runner == "repository":
             judge = await RepositoryJudge.of(task, task.tests, self._copies, self._tools)
         else:
-            judge = _HiddenTestsJudge(task, task.tests, self._copies, self._tools)
+            judge = _HiddenTestsJudge(task, task.tests, work.answer, self._copies, self._tools)
         return await self._copies.judged(task, work, judge)
 
 
@@ -116,9 +127,13 @@ class _HiddenTestsJudge:
     component = "tests"
     elsewhere = False
 
-    def __init__(self, task: Task, tests: HiddenTests, copies: JudgedCopies, tools: GradingTools) -> None:
+    def __init__(
+        self, task: Task, tests: HiddenTests, answer: str | None, copies: JudgedCopies, tools: GradingTools
+    ) -> None:
         self._task = task
         self._tests = tests
+        # Half a character, which JSON can write, is no argument of a program.
+        self._answer = (answer or "").encode(errors="replace").decode()
         self._copies = copies
         self._bounds = tools.settings.bounds_of(GradingBounds)
         self._git_history_timeout_s = tools.tasks.git_history_timeout_s
@@ -229,15 +244,10 @@ class _HiddenTestsJudge:
 
     async def _run_command(self, sandbox: Sandbox, tests: HiddenTests, folder: str) -> HiddenTestsVerdict:
         """Its exit status on the work; where it passes, it must not pass what the task ships as its start."""
-        argv = tuple(part.replace("{tests}", folder) for part in tests.command)
-        apart = tests.trust == "boundary"
-        command = Command(
-            argv=argv,
-            user=User.TESTS,
-            timeout_s=tests.timeout_s,
-            env=_environment(argv, folder) if apart else {},
-            launches=User.WORK if apart else None,
-        )
+        if ANSWER in tests.command and (why := _no_argument(self._answer)) is not None:
+            return HiddenTestsVerdict(False, detail={"note": f"the answer cannot be checked: {why}"})
+        command = self._command(tests, folder, self._answer)
+        argv = command.argv
         there = await self._is_there(sandbox, argv[0])
         result = await sandbox.exec(command)
         if result.exit_code in CANNOT_RUN and not there:
@@ -252,9 +262,23 @@ class _HiddenTestsJudge:
                 break
         else:
             return blanket(verdict, "the task's start could not be put back, so the canary did not run")
-        if read_command(await sandbox.exec(command)).passed:
+        # A checker of the answer passes it in any work folder, so the canary is what nobody has answered.
+        if read_command(await sandbox.exec(self._command(tests, folder, ""))).passed:
             return blanket(verdict, "the command passes the task's start, too (its canary)")
         return verdict
+
+    def _command(self, tests: HiddenTests, folder: str, answer: str) -> Command:
+        placed = [part.replace("{tests}", folder) for part in tests.command]
+        # After the places of the tests, so that an answer never names their folder.
+        argv = tuple(answer if part == ANSWER else part for part in placed)
+        apart = tests.trust == "boundary"
+        return Command(
+            argv=argv,
+            user=User.TESTS,
+            timeout_s=tests.timeout_s,
+            env=_environment(placed, folder) if apart else {},
+            launches=User.WORK if apart else None,
+        )
 
     async def _start_state(self, sandbox: Sandbox, action: str, user: User = User.AGENT) -> bool:
         """Run ``start_state.py``; True if it succeeds. Its text is an argument: not every user sees its folder."""

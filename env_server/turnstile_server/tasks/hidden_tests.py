@@ -43,6 +43,24 @@ def starts_the_work(command: tuple[str, ...]) -> str | None:
     return None
 
 
+ANSWER = "{answer}"
+"""Stands for the submitted answer, as a whole argument of a command."""
+
+
+def _check_answer(command: tuple[str, ...]) -> None:
+    """Raises ValueError where the answer would be more than one argument's text: a program, or a part of a shell's
+    line, which an agent could write."""
+    for position, part in enumerate(command):
+        if ANSWER in part and (part != ANSWER or position == 0):
+            raise ValueError(
+                f"`{ANSWER}` is an argument of its own, never a part of one (is {part!r}) nor the program: an "
+                'agent could write commands into it. Write ["sh", "{tests}/check.sh", "{answer}"], and "$1" in '
+                "the script"
+            )
+        if part == ANSWER and position > 1 and re.fullmatch(r"-\w*[ce]", command[position - 1]):
+            raise ValueError(f"`{ANSWER}` behind {command[position - 1]!r} would be run as a program")
+
+
 class HiddenTests(FilesOptions):
     """Tests that the agent never sees. Reward component ``tests``: 1 when every expected id passes, else 0."""
 
@@ -60,7 +78,9 @@ class HiddenTests(FilesOptions):
         (), description="Ids that must pass: `module.Class.test` (unittest), `file.py::Class::test` (pytest)."
     )
     command: tuple[str, ...] = Field(
-        (), description="`command`: argv, run in the work folder; `{tests}` is theirs."
+        (),
+        description="`command`: argv, run in the work folder; `{tests}` is theirs, and an argument `{answer}` is "
+        "what the agent submitted.",
     )
     timeout_s: float = Field(60.0, gt=0, description="Time for all of them; then they failed.")
     import_paths: tuple[str, ...] = Field(
@@ -100,6 +120,7 @@ class HiddenTests(FilesOptions):
                 raise ValueError("runner: command needs `command`")
             if self.expected:
                 raise ValueError("runner: command passes by exit status; it has no `expected`")
+            _check_answer(self.command)
             if self.trust == "boundary" and (part := starts_the_work(self.command)) is not None:
                 raise ValueError(
                     f"`command` runs {part!r} of the work itself, as the user that judges: start a program of the "
