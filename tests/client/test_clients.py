@@ -87,6 +87,15 @@ async def test_an_episode_from_creation_to_samples(client: Any, door: Door) -> N
         await episode.status()
 
 
+async def test_an_external_agent_is_told_what_it_is_asked(make: Make, launching_door: Door) -> None:
+    async with make(launching_door.url, key=launching_door.key) as client:
+        for task, instruction in (("sum-1", "1 + 3?"), ("say hello to all", "say hello to all")):
+            episode = await client.create_episode(task)
+            assert (await episode.ready(timeout=60)).instruction == instruction
+            assert (await episode.status()).task.instruction == (None if task == "sum-1" else instruction)
+            await episode.cancel()
+
+
 async def test_wait_returns_when_the_episode_ends(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     episode = await client.create_episode("say hello")
     ended: list[Any] = []

@@ -190,7 +190,7 @@ class Episode(Model):
     """The task's tags when the episode was created."""
     seed: int | None = None
     instruction: str | None = None
-    """The instruction that the task's world wrote for this episode (once it is prepared); None: the task's own."""
+    """The instruction to the agent: the task's, or the one that its world wrote (None until it is prepared)."""
     reward: float | None = None
     """None: the episode was not graded, or could not be. It is never 0 for that reason."""
     reward_components: dict[str, FiniteFloat] = Field(default_factory=dict)

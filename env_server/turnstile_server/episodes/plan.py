@@ -245,6 +245,8 @@ def new_episode(
         train_step=request.train_step,
         tags=plan.task.tags,
         seed=request.seed,
+        # An environment writes it when it begins.
+        instruction=plan.task.instruction if plan.task.environment is None else None,
         sampling=request.sampling or sampling,
         adapter=request.adapter,
         upstream=None if can.upstream is None else can.model_name,

@@ -94,7 +94,7 @@ def rows_of_group(group: Sequence[Rollout], group_id: int, version_of: VersionOf
                 continue
             rows.append(
                 Row(
-                    task=rollout.task.instruction or f"task {rollout.task.id}",
+                    task=rollout.episode.instruction or rollout.task.instruction or f"task {rollout.task.id}",
                     episode_id=sample.episode_id,
                     input_ids=sample.input_ids.astype(np.int64),
                     completion_mask=sample.loss_mask.astype(np.int64),

@@ -356,7 +356,7 @@ class TurnstileEnvironment:
         return self._created.episode_key
 
     async def _instruction(self, episode: Episode) -> str | None:
-        if episode.instruction is not None:  # written by the task's world for this episode
+        if episode.instruction is not None:
             return episode.instruction
         if episode.task.instruction is not None or episode.task.id is None or self._parts.tasks is None:
             return episode.task.instruction
