@@ -68,6 +68,7 @@ from turnstile_server.journal.journal import FileJournal
 from turnstile_server.model_files import decoder, load_renderer, tokenizer_probe
 from turnstile_server.observability.egress_metrics import EgressCollector
 from turnstile_server.observability.fleet_metrics import FleetCollector
+from turnstile_server.observability.grading_metrics import GradingCollector
 from turnstile_server.observability.live import LiveSources, live_samples
 from turnstile_server.observability.metrics import JournalCollector, Metrics
 from turnstile_server.observability.tracing import start_trace_export
@@ -217,6 +218,7 @@ async def assemble(parts: Parts, agent_url: str, control_key: str | None, stack:
     await engines.control.state()  # the first weights get their place in the order of versions
     tasks.start(engine.watch, name="the engine's watch", shielded=False)
     metrics.watch(EgressCollector(backends.egress.stats))
+    metrics.watch(GradingCollector(lambda: backends.grading_places.waiting))
     if engines.fleet is not None:
         metrics.watch(FleetCollector(engines.fleet))
     stack.push_async_callback(_shielded, backends.grader.close)

@@ -20,6 +20,7 @@ from turnstile_server.egress.proxy import EgressProxy
 from turnstile_server.errors import StartupError, TaskFailed, Unprocessable
 from turnstile_server.grading.digest import GraderDigests
 from turnstile_server.grading.grader import TaskGrader
+from turnstile_server.grading.places import GradingPlaces
 from turnstile_server.grading.programs import LAUNCH_CLIENT
 from turnstile_server.grading.protocol import Grader
 from turnstile_server.grading.settings_check import grading_problem
@@ -63,6 +64,7 @@ class Backends:
     agents: AgentRegistry
     installer: Installer
     grader: Grader
+    grading_places: GradingPlaces
     grader_digest: Callable[[Task], str]
     """Digest of what judges a task's work. Reads files, so call it in a thread."""
     own_tools: OwnToolCatalog
@@ -119,6 +121,7 @@ def build_backends(settings: Settings, resolver: Resolver | None = None) -> Back
     installer = Installer(settings.agents, LAUNCH_CLIENT)
     if (problem := installer.place_problem()) is not None:
         _LOG.warning("launched agents will be refused: %s", problem)
+    places = GradingPlaces(settings.grading.places)
     return Backends(
         sandboxes=provider,
         egress=egress,
@@ -127,7 +130,8 @@ def build_backends(settings: Settings, resolver: Resolver | None = None) -> Back
         archive_of=archive_of,
         agents=load_registry(settings.agents.specs),
         installer=installer,
-        grader=TaskGrader(provider, spec_of, settings.grading, settings.tasks, settings.data_dir),
+        grader=TaskGrader(provider, spec_of, settings.grading, settings.tasks, settings.data_dir, places),
+        grading_places=places,
         grader_digest=GraderDigests(archive_of, settings.grading).of,
         own_tools=own_tools,
         shared=Shared(),

@@ -96,6 +96,20 @@ async def test_the_place_of_a_waiter_that_stops_goes_to_the_next(when: str) -> N
     assert places.waiting == 0
 
 
+async def test_so_many_go_on_without_their_place_and_no_more() -> None:
+    places = Places(2, 8, beyond=1)
+    for _ in range(2):
+        await places.acquire(PlaceClaim())
+    waiting = [asyncio.create_task(places.acquire(PlaceClaim())) for _ in range(2)]
+    await asyncio.sleep(0)
+    assert (places.leave(), places.leave()) == (True, False)
+    await waiting[0]
+    assert places.waiting == 1
+    places.end()
+    assert places.leave()
+    await waiting[1]
+
+
 @given(seed=st.integers(0, 10_000), count=st.integers(1, 4), oldest_every=st.integers(1, 5))
 async def test_no_place_is_lost_or_given_twice_whoever_stops_when(
     seed: int, count: int, oldest_every: int

@@ -7,11 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from conversation import END
 from gate_support import Stage, says
 from test_played_life import EpisodeServer, opened
 
+from turnstile_server.episodes.places import beyond_places
+from turnstile_server.grading.protocol import Grade, Work
+from turnstile_server.settings import Settings
+from turnstile_server.tasks.model import Task
 from waiting import wait_until
 
 pytestmark = pytest.mark.anyio
@@ -22,7 +27,7 @@ Episode = dict[str, Any]
 @pytest.fixture
 async def narrow(tiny_model: Path, tmp_path: Path) -> AsyncIterator[EpisodeServer]:
     """One place; every third one goes to the episode that waits longest."""
-    async with opened(tiny_model, tmp_path, max_running=1, oldest_every=3) as server:
+    async with opened(tiny_model, tmp_path, max_running=1, oldest_every=3, finish_wait_s=0.05) as server:
         yield server
 
 
@@ -82,6 +87,54 @@ async def test_a_queued_episode_that_is_cancelled_leaves_the_queue(narrow: Episo
     after = await narrow.play(agent="external")
     await narrow.stage.post(gone, "cancel")
     assert await order_of(narrow, holder, {"after": after}) == ["after"]
+
+
+async def test_episodes_that_wait_for_their_grade_hold_no_place_but_not_without_end(narrow: EpisodeServer) -> None:
+    judged = anyio.Event()
+
+    async def slow(_: Task, __: Work) -> Grade:
+        await judged.wait()
+        return Grade(1.0, {"tests": 1.0})
+
+    narrow.grader.grade_it = slow
+    first, second, third = [await narrow.play(agent="external") for _ in range(3)]
+    for each in (first, second):
+        await narrow.status(each, "running")
+        await narrow.stage.post(each, "finish")
+        await narrow.status(each, "grading")
+    # As many as run may wait: the first has left its place to the second, which keeps it.
+    assert (await narrow.stage.get(third))["status"] == "queued"
+    assert narrow.provider.open == []
+    judged.set()
+    for each in (first, second):
+        assert (await narrow.status(each, "completed"))["reward"] == 1.0
+    await narrow.status(third, "running")
+    await narrow.stage.post(third, "finish")
+    await narrow.status(third, "completed")
+
+
+async def test_a_waiting_grading_that_is_cancelled_makes_room_for_the_next(narrow: EpisodeServer) -> None:
+    async def never(_: Task, __: Work) -> Grade:
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    narrow.grader.grade_it = never
+    for _ in range(4):
+        episode = await narrow.play(agent="external")
+        await narrow.status(episode, "running")
+        await narrow.stage.post(episode, "finish")
+        await narrow.status(episode, "grading")
+        after = await narrow.play(agent="external")
+        await narrow.status(after, "running")
+        for each in (after, episode):
+            await narrow.stage.post(each, "cancel")
+            await narrow.status(each, "cancelled")
+
+
+@pytest.mark.parametrize(("sandboxes", "beyond"), [(16 + 3, 16), (16 + 2, 0)])
+def test_without_room_for_both_sandboxes_a_grading_keeps_its_episodes_place(sandboxes: int, beyond: int) -> None:
+    settings = Settings(episodes={"max_running": 16}, grading={"parallel": 3}, sandboxes={"max_open": sandboxes})
+    assert beyond_places(settings) == beyond
 
 
 async def test_the_engine_is_told_whose_call_it_is(stage: Stage) -> None:

@@ -42,6 +42,8 @@ class SpanKind(StrEnum):
     SNAPSHOT = "snapshot"
     GRADING = "grading"
     """The work was judged; with the attribute ``regrade_id``, once more later."""
+    GRADING_QUEUE = "grading_queue"
+    """The work waited for one of ``grading.parallel`` places."""
     GRADER = "grader"
     """One try of one grader, or one attempt in a sandbox of its own."""
 
@@ -87,7 +89,10 @@ class PartSeconds(Model):
     """At least one model call, and no tool call."""
     tools: float = 0.0
     """At least one tool call."""
+    grading_queue: float = 0.0
+    """The work waited to be judged."""
     grading: float = 0.0
+    """It was judged."""
 
 
 Interval = tuple[float, float]
@@ -112,7 +117,8 @@ def seconds_by_part(spans: Iterable[Span], now_s: float | None = None) -> PartSe
 def seconds_of(found: Mapping[SpanKind, Iterable[Interval]]) -> PartSeconds:
     """As ``seconds_by_part``, of the spans' times by kind; they may overlap and have any order."""
     of = {kind: _merged(intervals) for kind, intervals in found.items()}
-    grading = of.get(SpanKind.GRADING, [])
+    grading, waited = of.get(SpanKind.GRADING, []), of.get(SpanKind.GRADING_QUEUE, [])
+    waited = _without(waited, _without(waited, grading))  # that of a regrade comes after the episode
     tools = _without(of.get(SpanKind.TOOL, []), grading)
     model = _without(of.get(SpanKind.MODEL, []), _merged([*tools, *grading]))
     setup = _without(of.get(SpanKind.SETUP, []), _merged([*grading, *tools, *model]))
@@ -123,7 +129,8 @@ def seconds_of(found: Mapping[SpanKind, Iterable[Interval]]) -> PartSeconds:
         agent=_length(agent),
         model=_length(model),
         tools=_length(tools),
-        grading=_length(grading),
+        grading_queue=_length(waited),
+        grading=_length(_without(grading, waited)),
     )
 
 

@@ -31,7 +31,7 @@ _VALUES: Mapping[StatsKey, Callable[[EpisodeSummary], Sequence[Value]]] = {
     "group": lambda row: (row.group_id,),
 }
 _SECONDS: Mapping[str, Callable[[PartSeconds], float]] = {
-    part: attrgetter(part) for part in ("queue", "setup", "agent", "model", "tools", "grading")
+    part: attrgetter(part) for part in ("queue", "setup", "agent", "model", "tools", "grading_queue", "grading")
 }
 
 

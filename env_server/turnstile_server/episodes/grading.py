@@ -10,6 +10,7 @@ before it is judged, so that such a failure, or a crash, costs a grading and not
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 
 import anyio.to_thread
@@ -43,7 +44,9 @@ class EpisodeGrading:
         backends: Backends,
         works: WorkStore,
         spans: SpanRecorder,
+        leave_place: Callable[[], None] = lambda: None,
     ) -> None:
+        """``leave_place()``: the agent's sandbox is gone, and its work has been kept."""
         self._episode_id = episode_id
         self._sandbox = sandbox
         self._environment = environment
@@ -51,6 +54,7 @@ class EpisodeGrading:
         self._backends = backends
         self._works = works
         self._spans = spans
+        self._leave_place = leave_place
 
     async def graded(
         self, outcome: Outcome, task: Task, answer: str | None, *, keep: bool = True, more: bool = False
@@ -86,6 +90,8 @@ class EpisodeGrading:
                     kept = await self._works.keep(
                         EndedWork(self._episode_id, work, outcome.status, info, start_of(task))
                     )
+            if not more:
+                self._leave_place()
             grade = await self._backends.grader.grade(task, work)
             named = await self._named(kept, task, grade)
             return replace(outcome, grade=grade.awaited() if task.reward.pending else grade, work=named)

@@ -13,6 +13,15 @@ from dataclasses import dataclass, field
 import anyio
 import anyio.lowlevel
 
+from turnstile_server.settings import Settings
+
+
+def beyond_places(settings: Settings) -> int:
+    """Episodes that may be graded without a place among those that run; 0 where sandboxes have no room for both,
+    because a grading that finds no sandbox in time gives no reward."""
+    most = settings.episodes.max_running
+    return most if settings.sandboxes.max_open >= most + settings.grading.places else 0
+
 
 @dataclass(frozen=True, slots=True)
 class PlaceClaim:
@@ -35,10 +44,15 @@ class _Waiter:
 
 
 class Places:
-    """``count`` places. ``release`` each one that ``acquire`` gave."""
+    """``count`` places. ``release`` each one that ``acquire`` gave, or ``leave`` it, and then ``end``.
 
-    def __init__(self, count: int, oldest_every: int) -> None:
+    ``beyond``: so many episodes may go on without the place that they had, to be graded. Each holds a work, so an
+    endless number would fill the memory where gradings are slower than agents.
+    """
+
+    def __init__(self, count: int, oldest_every: int, beyond: int = 0) -> None:
         self._free = count
+        self._beyond = beyond
         self._oldest_every = oldest_every
         self._waiting: dict[int, _Waiter] = {}
         """By arrival, so in order of arrival."""
@@ -77,6 +91,19 @@ class Places:
         following = self._next()
         del self._waiting[following.arrival]
         following.called.set()
+
+    def leave(self) -> bool:
+        """Gives the place back before its episode ends; ``end`` says when it has. False: too many have left, so
+        the episode keeps its place."""
+        if self._beyond == 0:
+            return False
+        self._beyond -= 1
+        self.release()
+        return True
+
+    def end(self) -> None:
+        """An episode that has left its place has ended."""
+        self._beyond += 1
 
     def _next(self) -> _Waiter:
         oldest = next(iter(self._waiting.values()))

@@ -9,9 +9,10 @@ must hold:
 2. The end is durable before anyone sees it: ``_store`` appends to the journal, then reports. An end that the
    journal refuses is tried again until it is stored; meanwhile the episode takes no calls and keeps its last
    status.
-3. Own tools are released, the sandbox is destroyed and the environment is closed before the end is stored, and the
-   place among ``episodes.max_running`` is free after it. ``run_to_end`` releases all of them on every path:
-   success, failure, stop, a bug, shutdown.
+3. Own tools are released, the sandbox is destroyed and the environment is closed before the end is stored. The
+   place among ``episodes.max_running`` is free once the sandbox is gone and the work is to be judged, where one
+   more may wait for that; else after the end. ``run_to_end`` releases all of them on every path: success, failure,
+   stop, a bug, shutdown.
 4. A reward comes from a grading that was finished, or is 0 where the agent failed at a task that is graded;
    otherwise it is None.
 5. At shutdown (``interrupt``) an episode without a stop request is not ended or stored: the next start finds it
@@ -159,6 +160,7 @@ class EpisodeRun:
             parts.backends,
             parts.works,
             self.spans,
+            self._leave_place,
         )
         of_steps = (plan.task, self._sandbox, self._grader, self._life, self.session, parts.pipeline, self.spans)
         self._steps = EpisodeSteps(*of_steps, settings.gate, self._agent_outcome) if plan.task.steps else None
@@ -178,7 +180,7 @@ class EpisodeRun:
         )
         """The MCP endpoint's view."""
         self._grading = anyio.CancelScope()
-        self._has_place = False
+        self._has_place = self._left_place = False
         self._changed = anyio.Event()  # set, and replaced, at each change of status
         self._retry = anyio.Event()
         """Set to store a refused end again at once."""
@@ -210,6 +212,8 @@ class EpisodeRun:
             finally:
                 if self._has_place:
                     self._parts.places.release()
+                elif self._left_place:
+                    self._parts.places.end()
                 self._records.close(SandboxUnavailable("the server is stopping"))
 
     async def _prepare_run_and_drain(self, tasks: TaskGroup) -> None:
@@ -291,6 +295,11 @@ class EpisodeRun:
         if stop is not None:
             wait_s = self._parts.settings.gate.drain_s if stop.status in DRAINED else 0.0
             await self._parts.pipeline.drain(self.session, wait_s, stop.status.value)
+
+    def _leave_place(self) -> None:
+        """Another episode may be prepared while the work of this one waits to be judged."""
+        if self._has_place and self._parts.places.leave():
+            self._has_place, self._left_place = False, True
 
     async def _grade(self) -> None:
         """Settles the outcome with its grade, or with why there is none. A cancellation or a shutdown cuts it

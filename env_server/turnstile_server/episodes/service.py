@@ -43,7 +43,7 @@ from turnstile_server.episodes.keys import new_nonce
 from turnstile_server.episodes.leases import Leases
 from turnstile_server.episodes.outcome import Outcome
 from turnstile_server.episodes.parts import EpisodeParts
-from turnstile_server.episodes.places import Places
+from turnstile_server.episodes.places import Places, beyond_places
 from turnstile_server.episodes.plan import Plan, check_engine, check_fork, forked, new_episode, plan_episode
 from turnstile_server.episodes.reader import EpisodeReader, check_trainable
 from turnstile_server.episodes.regrade import RegradeParts, Regrader
@@ -97,7 +97,7 @@ class Episodes(EpisodeReader):
             parts.pipeline,
             parts.backends,
             settings,
-            places=Places(self._settings.max_running, self._bounds.oldest_every),
+            places=Places(self._settings.max_running, self._bounds.oldest_every, beyond_places(settings)),
             versions=parts.versions,
             works=self._works,
             snapshots=self.snapshots,

@@ -14,13 +14,12 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import anyio
-
 from turnstile.models import LeftOut, SpanKind, WorkDiff
 from turnstile_server.errors import TaskFailed, TurnstileError
 from turnstile_server.grading.composition import Composition
 from turnstile_server.grading.errors import GraderFailed
 from turnstile_server.grading.package_processes import PackageProcesses
+from turnstile_server.grading.places import GradingPlaces
 from turnstile_server.grading.protocol import Component, ComponentGrader, Grade, GradingTools, Work
 from turnstile_server.grading.registry import create_grader, is_ours, unknown_graders
 from turnstile_server.grading.retries import with_retries
@@ -38,7 +37,7 @@ class TaskGrader:
     """A ``Grader``: each grader of a task is asked for its component.
 
     ``spec_of`` gives the sandbox that a task is graded in. ``provider`` None: this server has no sandboxes.
-    ``data_dir``: where graders keep files, such as verdicts of judges; None: nowhere.
+    ``data_dir``: where graders keep files, such as verdicts of judges; None: nowhere. ``places``: None: its own.
     """
 
     def __init__(
@@ -48,13 +47,14 @@ class TaskGrader:
         settings: GradingSettings,
         task_settings: TaskSettings,
         data_dir: Path | None = None,
+        places: GradingPlaces | None = None,
     ) -> None:
         self._tools = GradingTools(
             provider,
             spec_of,
             settings,
             task_settings,
-            anyio.Semaphore(settings.places),
+            places or GradingPlaces(settings.places),
             PackageProcesses(settings, task_settings),
             data_dir,
         )

@@ -104,7 +104,7 @@ class JudgedCopies:
         if work.archive is None:
             return _none(judge, "no work was handed in")
         attempts: list[_Attempt] = []
-        async with self._places:
+        async with self._places.place(work.span):
             with anyio.move_on_after(self._settings.timeout_s):
                 for _ in range(self._settings.attempts):
                     attempts.append(_Attempt())

@@ -7,11 +7,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-import anyio
-
 from turnstile.models import LeftOut, WorkDiff
 from turnstile_server.egress.log import NetworkLog
 from turnstile_server.grading.package_processes import PackageProcesses
+from turnstile_server.grading.places import GradingPlaces
 from turnstile_server.sandboxes.protocol import SandboxProvider, SandboxSpec
 from turnstile_server.settings import GradingSettings, TaskSettings
 from turnstile_server.spans import OpenSpan
@@ -108,8 +107,8 @@ class GradingTools:
     """The sandbox that a task is graded in."""
     settings: GradingSettings
     tasks: TaskSettings
-    places: anyio.Semaphore
-    """``grading.parallel``: for sandboxes that judge."""
+    places: GradingPlaces
+    """``grading.parallel``: for sandboxes and programs that judge."""
     packages: PackageProcesses
     data_dir: Path | None = None
     """Folder in which graders keep files; None: they keep none."""

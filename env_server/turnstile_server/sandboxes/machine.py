@@ -14,7 +14,7 @@ _PIDS_SHARE = 8
 
 @cache
 def machine_resources() -> dict[str, float]:
-    """The most that one sandbox may have, by the names of the settings: ``memory_mb`` (MiB), ``cpus``, ``pids``."""
+    """The most that one sandbox may have, by the settings' names: ``memory_mb`` (MiB), ``cpus``, ``pids``."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     bound = _number_in(_MEMORY_BOUND)
     pids = _number_in(_MOST_PIDS)

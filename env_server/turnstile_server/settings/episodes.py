@@ -23,7 +23,8 @@ class EpisodeSettings(ReplaySettings):
     max_running: int = Field(
         16,
         ge=1,
-        description="Episodes with a sandbox that are prepared, run or graded at once; further ones are queued.",
+        description="Episodes with a sandbox that are prepared or run at once; further ones are queued. As many "
+        "again may wait for their grade, where `sandboxes.max_open` has room for `grading.parallel` more.",
     )
     max_staleness: int | None = Field(
         None,

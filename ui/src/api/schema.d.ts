@@ -2106,6 +2106,11 @@ export interface components {
              */
             grading: number;
             /**
+             * Grading Queue
+             * @default 0
+             */
+            grading_queue: number;
+            /**
              * Model
              * @default 0
              */
@@ -2457,7 +2462,7 @@ export interface components {
          * @description The kind of a span: what happened in it. ``docs/spans.md`` says more of each.
          * @enum {string}
          */
-        SpanKind: "queue" | "setup" | "world" | "sandbox" | "files" | "own_tools" | "agent" | "model" | "render" | "wait" | "decode" | "commit" | "tool" | "drain" | "snapshot" | "grading" | "grader";
+        SpanKind: "queue" | "setup" | "world" | "sandbox" | "files" | "own_tools" | "agent" | "model" | "render" | "wait" | "decode" | "commit" | "tool" | "drain" | "snapshot" | "grading" | "grading_queue" | "grader";
         /**
          * SpanReport
          * @description Answer to ``GET /episodes/{id}/spans``: the spans by their start.

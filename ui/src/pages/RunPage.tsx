@@ -24,7 +24,7 @@ const STATUSES = [
 ] as const;
 const PARTS: readonly (readonly [string, string])[] = [
   ["queue", "queue"], ["setup", "set-up"], ["agent", "agent"], ["model", "model"], ["tools", "tools"],
-  ["grading", "grading"],
+  ["grading_queue", "to be graded"], ["grading", "grading"],
 ];
 
 type Report = Answer<"/stats">;

@@ -10,6 +10,7 @@ const LANES = ["set-up", "agent", "model", "tools", "other", "grading"] as const
 
 const KIND_OF: Readonly<Record<string, string>> = {
   queue: "wait",
+  grading_queue: "wait",
   wait: "wait",
   setup: "set-up",
   world: "set-up",
@@ -44,7 +45,8 @@ export function laneSpans(spans: readonly Span[]): { drawn: LaneSpan[]; lanes: s
     if (divided.has(span.span_id)) continue;
     const top = topOf(span, byId);
     const lane = LANE_OF[top.kind] ?? "other";
-    const kind = lane === "grading" ? "grading" : (KIND_OF[span.kind] ?? "other");
+    const own = KIND_OF[span.kind] ?? "other";
+    const kind = lane === "grading" && own !== "wait" ? "grading" : own;
     drawn.push({
       id: span.span_id,
       lane,

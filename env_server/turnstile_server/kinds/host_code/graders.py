@@ -51,7 +51,7 @@ class CodeGrader(ComponentGrader):
         }
         what = f"the grader {self._name!r} ({options.target})"
         try:
-            async with self._tools.places:
+            async with self._tools.places.place(work.span):
                 answer = await run_code(what, request, options.timeout_s, self._tools.settings.python)
         except RanTooLong as error:
             raise GraderFailed(f"{error} (timeout_s)") from None
@@ -109,7 +109,7 @@ class SchemaGrader(ComponentGrader):
             "most": bounds.max_shown,
         }
         try:
-            async with self._tools.places:
+            async with self._tools.places.place(work.span):
                 answer = await run_code(f"the grader {self._name!r}", request, bounds.schema_timeout_s)
         except RanTooLong:
             return self._wrong([f"not checked within {bounds.schema_timeout_s:g} s"])
