@@ -92,6 +92,11 @@ class AsyncEpisodeHandle:
         fields = {"reward": reward, "turn_rewards": turn_rewards, "key": key, "replace": replace}
         return await self._client._operations.reward(self.episode_id, {**fields, "by": by, "why": why})
 
+    async def trained(self, step: int, *, used: bool = True, version: str | None = None) -> Episode:
+        """Says that the trainer's step ``step`` took the ended episode. See ``AsyncClient.trained``."""
+        fields = {"step": step, "used": used, "version": version}
+        return await self._client._operations.trained(self.episode_id, fields)
+
     async def regrade(self, **options: Unpack[RegradeOptions]) -> Regrade:
         """Judges the kept work of the ended episode again (``docs/regrade.md``). Raises Gone where it is not kept,
         and what a grading raises."""

@@ -148,6 +148,9 @@ class Operations(LookOperations):
         given = {name: value for name, value in fields.items() if value is not None}
         return await self._on_episode(episode_id, requests.reward(episode_id, {"key": uuid.uuid4().hex, **given}))
 
+    async def trained(self, episode_id: str, fields: Mapping[str, Any]) -> Episode:
+        return await self._on_episode(episode_id, requests.trained(episode_id, fields))
+
     async def regrade(self, episode_id: str, fields: Mapping[str, Any]) -> Regrade:
         """Judges its kept work again; a cancellation ends the grading."""
         asked = {name: value for name, value in fields.items() if value is not None}

@@ -41,6 +41,7 @@ from turnstile.models import (
     SnapshotList,
     TaskPage,
     TokenForest,
+    TrainedRequest,
     Turn,
     TurnList,
 )
@@ -162,6 +163,13 @@ def reward(episode_id: str, fields: Mapping[str, Any]) -> ApiCall[Episode]:
     """May be sent again: it has a key."""
     body = _body(RewardUpdate, **fields)
     path = f"{episode_path(episode_id)}/reward"
+    return ApiCall("POST", path, Episode.model_validate_json, body=body, repeatable=True)
+
+
+def trained(episode_id: str, fields: Mapping[str, Any]) -> ApiCall[Episode]:
+    """May be sent again: the same step is recorded once."""
+    body = _body(TrainedRequest, **fields)
+    path = f"{episode_path(episode_id)}/trained"
     return ApiCall("POST", path, Episode.model_validate_json, body=body, repeatable=True)
 
 

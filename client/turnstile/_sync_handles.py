@@ -94,6 +94,10 @@ class EpisodeHandle:
             AsyncEpisodeHandle.reward, reward, turn_rewards=turn_rewards, key=key, replace=replace, by=by, why=why
         )
 
+    def trained(self, step: int, *, used: bool = True, version: str | None = None) -> Episode:
+        """See ``AsyncEpisodeHandle.trained``."""
+        return self._run(AsyncEpisodeHandle.trained, step, used=used, version=version)
+
     def regrade(self, **options: Unpack[RegradeOptions]) -> Regrade:
         """See ``AsyncEpisodeHandle.regrade``."""
         return self._run(AsyncEpisodeHandle.regrade, **options)

@@ -12,7 +12,7 @@ one event loop. ``turnstile.sync`` is the same for blocking callers.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self, Unpack
 from weakref import WeakSet, finalize
@@ -76,6 +76,10 @@ _VERSION = requests.ApiCall(
     lambda body: _ApiDescription.model_validate_json(body).info.version,
     repeatable=True,
 )
+
+
+_TRAINED_AT_ONCE = 16
+"""Episodes whose step is told at once."""
 
 
 class AsyncClient(AsyncEngineControl):
@@ -227,6 +231,51 @@ class AsyncClient(AsyncEngineControl):
         finally:
             with anyio.CancelScope(shield=True):
                 await stream.close()
+
+    async def trained(
+        self,
+        step: int,
+        rollouts: Iterable[Rollout],
+        *,
+        left_out: Iterable[Rollout] = (),
+        version: str | None = None,
+    ) -> list[Rollout]:
+        """Says which rollouts the trainer's step ``step`` trains. They belong to that step from now on, whatever
+        step they began at, and their lag is the age of their tokens now.
+
+        Call it before the new weights are pushed. ``left_out``: rollouts that the step took and does not train,
+        for want of a signal or because they are too old; they belong to the step too, and their tokens are in no
+        lag.
+        ``version``: the name of the weights that the step trains; None: those that are served now. Safe to repeat.
+
+        Returns all of them, in this order, with the episode as it is now; those whose server no longer has it as
+        they were given. Raises Conflict for one whose episode has not ended, InvalidRequest for a version that was
+        never served.
+        """
+        given = [(rollout, True) for rollout in rollouts] + [(rollout, False) for rollout in left_out]
+        found = [rollout for rollout, _ in given]
+        failed: list[errors.TurnstileError] = []
+        places = anyio.CapacityLimiter(_TRAINED_AT_ONCE)
+
+        async def tell(index: int, episode_id: str, used: bool) -> None:
+            fields = {"step": step, "used": used, "version": version}
+            try:
+                async with places:
+                    episode = await self._operations.trained(episode_id, fields)
+            except errors.NotFound:  # deleted: there is nothing left that could belong to the step
+                return
+            except errors.TurnstileError as error:
+                failed.append(error)
+                return
+            found[index] = replace(found[index], episode=episode)
+
+        async with anyio.create_task_group() as group:
+            for index, (rollout, used) in enumerate(given):
+                if rollout.episode is not None:
+                    group.start_soon(tell, index, rollout.episode.episode_id, used)
+        if failed:
+            raise failed[0]
+        return found
 
     def _stream(self, tasks: Tasks, options: RolloutOptions) -> RolloutStream:
         stream = RolloutStream(self._operations, self._settings, tasks, self._with_handles(options))

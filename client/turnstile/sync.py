@@ -220,6 +220,18 @@ class Client(EngineControl):
 
         return self._rollouts(open_stream)
 
+    def trained(
+        self,
+        step: int,
+        rollouts: Iterable[Rollout],
+        *,
+        left_out: Iterable[Rollout] = (),
+        version: str | None = None,
+    ) -> list[Rollout]:
+        """See ``AsyncClient.trained``."""
+        given = list(rollouts)
+        return self._run(AsyncClient.trained, step, given, left_out=list(left_out), version=version)
+
     def _rollouts(self, open_stream: Callable[[AsyncClient], RolloutStream]) -> Generator[Rollout, None, None]:
         stream = BlockingStream(self._loop(), open_stream)
         try:

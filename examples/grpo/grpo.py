@@ -9,8 +9,9 @@ engine as a folder.
 
 The collector plays groups of episodes in an endless stream (`AsyncClient.rollouts`) and puts each finished group
 into a queue. The learner takes the groups of a step, trains, and pushes the new weights to the engine under a new
-version, while episodes continue. Each token keeps the log-probability of the weights that sampled it, so an
-episode that saw two versions is still exact.
+version, while episodes continue. `client.trained` tells the server which rollouts a step took, so that its log,
+TensorBoard and the viewer show the same numbers for the step. Each token keeps the log-probability of the weights
+that sampled it, so an episode that saw two versions is still exact.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from program import exit_code_of, run_program
 from tiny_policy.evaluate import Score
 from turnstile import AsyncClient, Rollout, advantages, by_group, has_signal
 from turnstile.loggers.base import RolloutLogger
+from turnstile.models import statistics_by, summary_of
 from turnstile_server.demo import TINY
 from turnstile_server.demo.errands import LEVELS, errands
 from turnstile_server.demo.local_server import SUPERVISED, serve, stopped_at_exit
@@ -82,14 +84,11 @@ class RunError(Exception):
 
 @dataclass(slots=True)
 class Collected:
-    """The groups since the last step: those that are used, and counts of all."""
+    """The groups that a step took: those that it trains, those that it leaves out, and how all of them ended."""
 
     used: list[list[Rollout]] = field(default_factory=list)
-    rollouts: list[Rollout] = field(default_factory=list)
+    left_out: list[list[Rollout]] = field(default_factory=list)
     played: Counter[str] = field(default_factory=Counter)
-    rewards: list[float] = field(default_factory=list)
-    trained_tokens: int = 0
-    sampled_tokens: int = 0
 
 
 class Collector:
@@ -104,8 +103,6 @@ class Collector:
         self._client = client
         self._settings = settings
         self._report = report
-        self.step = 1
-        """That the learner collects for: the episodes that begin now belong to it."""
         # Bounded, so that the collector waits for the learner instead of playing groups that become too old.
         self.finished: asyncio.Queue[list[Rollout]] = asyncio.Queue(maxsize=settings.groups)
 
@@ -113,7 +110,7 @@ class Collector:
         settings = self._settings
         options: dict[str, Any] = {"n": settings.group_size, "max_concurrent": settings.max_concurrent}
         tasks = (errand.task() for errand in errands(settings.seed, LEVELS))
-        options |= {"run_id": settings.run_id, "train_step": lambda: self.step}
+        options["run_id"] = settings.run_id
         rollouts = self._client.rollouts(tasks, agent=AGENT, limits=LIMITS, **options)
         open_groups: dict[str, list[Rollout]] = {}
         async with aclosing(rollouts):
@@ -126,7 +123,6 @@ class Collector:
     async def groups(self, version: int) -> Collected:
         """The groups of one step, for a learner at ``version``. Raises RunError when none can be used."""
         collected = Collected()
-        self.step = version + 1
         taken = 0
         while len(collected.used) < self._settings.groups and not (
             collected.used and taken >= self._settings.most_groups
@@ -135,23 +131,19 @@ class Collector:
                 raise RunError(f"none of {taken} groups can be learned from: {dict(collected.played)}")
             taken += 1
             group = await self.finished.get()
-            collected.rollouts += group
-            for rollout in group:
-                if rollout.samples is not None and rollout.reward is not None:
-                    collected.rewards.append(rollout.reward)
-                    collected.trained_tokens += rollout.samples.stats.trained_tokens
-                    collected.sampled_tokens += rollout.samples.stats.sampled_tokens
             collected.played.update(map(outcome, group))
             rows = rows_of([group])
             if not rows or not has_signal(group):
                 collected.played["groups without signal"] += 1
+                collected.left_out.append(group)
             elif version - min(row.version for row in rows) > self._settings.staleness:
                 collected.played["groups too old"] += 1
+                collected.left_out.append(group)
             else:
                 collected.used.append(group)
             self._report(
                 f"{len(collected.used)} of {self._settings.groups} groups for step {version + 1}, "
-                f"{len(collected.rewards)} episodes"
+                f"{taken * self._settings.group_size} episodes"
             )
         if not collected.used:
             raise RunError(
@@ -165,9 +157,13 @@ def outcome(rollout: Rollout) -> str:
     return rollout.status.value if rollout.error is None else f"{rollout.status.value}: {rollout.error.type}"
 
 
+def flat(groups: list[list[Rollout]]) -> list[Rollout]:
+    return list(itertools.chain.from_iterable(groups))
+
+
 def rows_of(groups: list[list[Rollout]]) -> list[Row]:
     """The rows to train on: every sample of every graded rollout, with its rollout's advantage."""
-    rollouts = list(itertools.chain.from_iterable(groups))
+    rollouts = flat(groups)
     found = advantages(rollouts)
     return [
         Row(sample, found[rollout.rollout_id], min(map(int, sample.weight_version_names)))
@@ -236,23 +232,26 @@ class Log:
         entry = {"rate": found.rate, "standard_error": found.standard_error, "levels": levels}
         self.write({"kind": name, "version": version, **entry}, f"{name}, weights {version}: {found}")
 
-    def step(self, version: int, collected: Collected, update: Update, lag: float) -> None:
-        reward = sum(collected.rewards) / len(collected.rewards)
-        share = collected.trained_tokens / collected.sampled_tokens
+    def step(self, version: int, rollouts: list[Rollout], played: Counter[str], update: Update) -> None:
+        """``rollouts``: all that the step took, as ``client.trained`` gave them back."""
+        total = statistics_by(summary_of(each.episode) for each in rollouts if each.episode is not None).total
+        assert total.reward_mean is not None  # else the step had nothing to train
         entry = {
-            "reward": reward,
-            "trained_share": share,
-            "lag": lag,
-            "played": collected.played,
+            "reward": total.reward_mean,
+            "graded": total.graded,
+            "trained_share": total.trained_share,
+            "lag": total.lag_mean,
+            "played": played,
             **asdict(update),
         }
         for logger in self.loggers:
-            logger.log(collected.rollouts, version)
+            logger.log(rollouts, version)
         gap = "-" if update.fresh_gap is None else f"{update.fresh_gap:.0e}"
         self.write(
             {"kind": "step", "version": version, **entry},
-            f"step {version:3d}  reward {reward:.2f} of {len(collected.rewards):3d}  gap {gap}  "
-            f"drift {update.drift:+.4f}  clipped {update.clipped:.1%}  trained {share:.0%}  lag {lag:.1f}",
+            f"step {version:3d}  reward {total.reward_mean:.2f} of {total.graded:3d}  gap {gap}  "
+            f"drift {update.drift:+.4f}  clipped {update.clipped:.1%}  trained {total.trained_share:.0%}  "
+            f"lag {'-' if total.lag_mean is None else f'{total.lag_mean:.1f}'}",
         )
 
 
@@ -296,9 +295,10 @@ async def learn(
             collected = await _unless_ended(collecting, collector.groups(version))
             rows = rows_of(collected.used)
             update = await asyncio.to_thread(learner.step, rows, version)
-            folder = await weights.push(version + 1)
-            lag = version - sum(row.version for row in rows) / len(rows)
-            log.step(version + 1, collected, update, lag)
+            step, used, left_out = version + 1, flat(collected.used), flat(collected.left_out)
+            rollouts = await client.trained(step, used, left_out=left_out, version=str(version))
+            folder = await weights.push(step)
+            log.step(step, rollouts, collected.played, update)
     finally:
         collecting.cancel()
         await asyncio.gather(collecting, return_exceptions=True)

@@ -39,6 +39,8 @@ from turnstile.models import (
     Sampling,
     TaskInfo,
     TaskPage,
+    Trained,
+    TrainedRequest,
 )
 from turnstile.models.samples_encoding import MEDIA_TYPE, encode_samples
 
@@ -133,6 +135,7 @@ class StubServer:
                 Route(one + "/finish", self._finish, methods=["POST"]),
                 Route(one + "/cancel", self._cancel, methods=["POST"]),
                 Route(one + "/regrade", self._regrade, methods=["POST"]),
+                Route(one + "/trained", self._trained, methods=["POST"]),
                 Route(one + "/samples", self._samples),
                 Route("/tasks", self._tasks),
                 Route("/agents", self._agents),
@@ -249,6 +252,17 @@ class StubServer:
             fields = {"status": EpisodeStatus.COMPLETED, "error": None, "reward": reward, "regrades": (made,)}
             self._episodes[episode.episode_id] = episode.model_copy(update=fields), ends_at, play
         return _model(made)
+
+    async def _trained(self, request: Request) -> Response:
+        told = TrainedRequest.model_validate_json(await request.body())
+        instead = self._instead(request)
+        if instead is not None:
+            return instead.response()
+        episode, ends_at, play = self._episodes[request.path_params["episode_id"]]
+        record = Trained(step=told.step, used=told.used, at=0.0, version=told.version, lag=0.5, oldest=1)
+        changed = episode.model_copy(update={"trained": record, "train_step": told.step})
+        self._episodes[episode.episode_id] = changed, ends_at, play
+        return _model(self._now(episode.episode_id))
 
     async def _samples(self, request: Request) -> Response:
         instead = self._instead(request)

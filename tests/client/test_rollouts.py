@@ -14,6 +14,7 @@ import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import anyio
@@ -27,6 +28,7 @@ from turnstile import (
     AsyncClient,
     Client,
     ClientSettings,
+    Conflict,
     InvalidRequest,
     NotFound,
     Rollout,
@@ -145,6 +147,39 @@ async def test_a_function_tells_the_train_step_of_each_episode(read: Read, stub:
     options = {"run_id": "mine", "train_step": lambda: next(steps), "max_concurrent": 1}
     await collect(read, stub, ["a", "b"], **options)
     assert [(request.run_id, request.train_step) for request in stub.created] == [("mine", 7), ("mine", 8)]
+
+
+@pytest.mark.parametrize("blocking", [False, True])
+async def test_rollouts_are_given_back_with_the_step_that_took_them(stub: StubServer, *, blocking: bool) -> None:
+    rollouts = await collect(_read_async, stub, ["a", "b", "c", "d"], train_step=1)
+    assert rollouts[3].episode is not None
+    deleted, without = rollouts[3], replace(rollouts[0], episode=None)
+    gone = f"POST /episodes/{deleted.episode and deleted.episode.episode_id}/trained"
+    stub.answer = lambda call: Answer(404, "not_found") if call == gone else None
+    given: dict[str, Any] = {"left_out": [rollouts[2], deleted, without], "version": "v3"}
+    if blocking:
+        with Client(stub.url, settings=QUICK) as client:
+            found = await anyio.to_thread.run_sync(lambda: client.trained(7, iter(rollouts[:2]), **given))
+    else:
+        async with AsyncClient(stub.url, settings=QUICK) as client:
+            found = await client.trained(7, iter(rollouts[:2]), **given)
+    assert [each.rollout_id for each in found] == [each.rollout_id for each in (*rollouts[:3], deleted, without)]
+    told = [each.episode.trained for each in found[:3] if each.episode is not None and each.episode.trained]
+    assert [(each.step, each.used, each.version) for each in told] == [
+        (7, True, "v3"),
+        (7, True, "v3"),
+        (7, False, "v3"),
+    ]
+    assert (found[3], found[4]) == (deleted, without), "there is nothing that could belong to the step"
+    assert [each.samples is not None for each in found[:3]] == [True] * 3
+
+
+async def test_a_step_that_a_server_refuses_is_an_error(stub: StubServer) -> None:
+    rollouts = await collect(_read_async, stub, ["a", "b"])
+    stub.answer = lambda call: Answer(409, "conflict") if call.endswith("/trained") else None
+    async with AsyncClient(stub.url, settings=QUICK) as client:
+        with pytest.raises(Conflict):
+            await client.trained(1, rollouts)
 
 
 async def test_a_group_may_be_named_after_its_task(read: Read, stub: StubServer) -> None:

@@ -52,7 +52,9 @@ summaries = st.lists(
         reward=st.sampled_from([None, 0.0, 0.5, 1.0, -1.0]),
         sampled_tokens=st.integers(0, 9),
         breaks=st.dictionaries(st.sampled_from(["history_edited", "tools_changed"]), st.integers(1, 3)),
-        lag=st.sampled_from([None, 0, 3]),
+        used=st.sampled_from([None, True, False]),
+        lag=st.sampled_from([None, 0.0, 2.5]),
+        oldest=st.sampled_from([None, 0, 3]),
         created_at=st.floats(0, 100),
         ended_s=st.none() | st.floats(0, 50),
         seconds=st.builds(PartSeconds, agent=st.floats(0, 9)),
@@ -141,6 +143,18 @@ def test_a_bucket_is_when_an_episode_ended_or_began_while_it_runs() -> None:
         {"status": "completed", "bucket": 0},
         {"status": "completed", "bucket": 60},
     ]
+
+
+def test_lag_is_of_those_that_a_step_trained() -> None:
+    rows = [
+        row(used=True, lag=0.5, oldest=1),
+        row(used=True, lag=1.5, oldest=4),
+        row(used=True),
+        row(used=False, lag=9.0, oldest=9),
+        row(lag=None),
+    ]
+    total = statistics_by(rows).total
+    assert (total.used, total.left_out, total.lag_mean, total.lag_max) == (3, 1, 1.0, 4)
 
 
 def test_no_episode_has_no_figures() -> None:

@@ -165,7 +165,7 @@ async def test_groups_that_teach_nothing_or_are_too_old_are_left_out_and_counted
     assert found.used == [fresh]
     assert found.played["groups without signal"] == 2
     assert found.played["groups too old"] == 1
-    assert found.rewards == [1.0, 1.0, 1.0, 1.0, 0.0, 1.0, 0.0]
+    assert found.left_out == [flat, ungraded, old]
     enough = await collected([fresh, fresh, fresh], version=5)
     assert len(enough.used) == 2
 

@@ -75,6 +75,16 @@ def test_the_trainer_trains_on_recorded_tokens_and_its_weights_arrive(
         assert engine.weight_version == servers.weight_name(run.steps + 1)
         assert engine.paused is False
         assert all(episode.status.ended for episode in client.episodes())
+        # … the steps have the numbers of TRL's own log, which counts a batch when it is read …
+        rows = client.stats(["step"], text="trained-g", graded=True).rows
+        of_step = {row.key["step"]: row for row in rows if row.used}
+        assert list(of_step) == [1, 2]
+        assert sum(row.used for row in of_step.values()) == run.batch * (run.steps + 1), "one batch is read ahead"
+        for step in steps:
+            row = of_step[step["step"]]
+            assert row.reward_mean == pytest.approx(step["reward"])
+            assert row.lag_mean == pytest.approx(step["sample/staleness_mean"])
+            assert row.left_out == 0
         # … and the engine's newest weights are the trainer's present ones.
         trainer.model.set_attn_implementation("sdpa")
         with client.create_episode(trl_support.RIGHT, limits={"max_completion_tokens": 16}) as episode:

@@ -19,10 +19,12 @@ import trl_support
 from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 from trl_support import RIGHT, UNGRADED
 
+from client.trainer_types import rollout as a_rollout
 from control_support import Door
 from turnstile import Client, InvalidRequest
 from turnstile.exporters.trl import TurnstileRolloutWorker, TurnstileServers
 from turnstile.exporters.trl.rows import oldest_version
+from turnstile.exporters.trl.taken import SentRollouts
 from turnstile.exporters.trl.worker import WorkerFailed
 from turnstile.models import EpisodeStatus, Sample
 from turnstile_server.demo.local_server import running
@@ -62,6 +64,23 @@ def episodes_of(client: Client, test: str) -> list[Any]:
 
 def turns_of(client: Client, episodes: list[Any]) -> int:
     return sum(len(client.episode(episode.episode_id).turns()) for episode in episodes)
+
+
+def test_a_rollout_is_taken_with_its_first_row_and_one_without_rows_after_those_before_it() -> None:
+    sent, rollouts = SentRollouts(), [a_rollout(1.0, number=number) for number in range(4)]
+    for rollout, rows in zip(rollouts, (2, 0, 3, 0), strict=True):
+        sent.sent(rollout, rows)
+
+    def taken(rows: int) -> tuple[list[int], list[int]]:
+        found = sent.take(rows)
+        return [each.index for each in found.used], [each.index for each in found.left_out]
+
+    assert taken(0) == ([], [])
+    assert taken(1) == ([0], [])
+    assert taken(2) == ([], [1])
+    assert taken(3) == ([2], [])
+    assert taken(5) == ([], [3])
+    assert taken(9) == ([], [])
 
 
 # What it gives

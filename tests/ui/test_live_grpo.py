@@ -1,4 +1,5 @@
-"""A real GRPO run is watched while it plays: counts grow without a reload, and at its end they are the API's.
+"""A real GRPO run is watched while it plays: counts grow without a reload, and at its end they are the API's. The
+trainer's log, TensorBoard, the viewer, the command line and the client say the same numbers of each of its steps.
 
 The loop of examples/grpo trains the policy that ships on its errands: agents in sandboxes, the embedded engine,
 new weights after each step. Only the held-out errands before it are left out.
@@ -7,6 +8,8 @@ new weights after each step. Only the held-out errands before it are left out.
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
@@ -19,12 +22,17 @@ import httpx
 import pytest
 import torch
 from playwright.sync_api import Locator, Page, expect
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from typer.testing import CliRunner
 
 from control_support import START_S, Door, in_thread
 from grpo.grpo import Log, RunSettings, learn
 from grpo.learner import GrpoSettings
 from tiny_policy.evaluate import Score
-from turnstile import AsyncClient
+from turnstile import AsyncClient, Client
+from turnstile.cli.app import app
+from turnstile.loggers.tensorboard import TensorBoardLogger
+from turnstile.report.figures import number as number_of
 from turnstile_server.demo import TINY
 from turnstile_server.demo.local_server import serve
 from ui.conftest import Watched, fact
@@ -68,7 +76,10 @@ def learning(door: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
 
     async def loop() -> Path:
         async with AsyncClient(door.url, key=door.key) as client:
-            return await learn(client, tmp_path, SETTINGS, GrpoSettings(), Log(tmp_path), tensors=False)
+            log = Log(tmp_path)
+            with TensorBoardLogger(str(tmp_path / "events")) as board:
+                log.loggers = [board]
+                return await learn(client, tmp_path, SETTINGS, GrpoSettings(), log, tensors=False)
 
     monkeypatch.setattr("grpo.grpo.judge", unplayed)
     torch.set_num_threads(1)
@@ -102,7 +113,8 @@ def test_a_run_is_watched_to_its_end(
     tokens = page.get_by_role("region", name="Tokens", exact=True)
     assert fact(tokens, "Sampled") == f"{total['sampled_tokens']:,}"
     assert fact(tokens, "Trained") == f"{total['trained_tokens']:,}"
-    assert fact(tokens, "Longest lag") == f"{total['lag_max']} versions"
+    assert fact(tokens, "Oldest token trained") == f"{total['lag_max']} versions"
+    assert fact(tokens, "Trained by a step") == f"{total['used']} episodes"
     page.get_by_role("navigation", name="Pages").get_by_role("link", name="Runs").click()
     expect(ended).to_have_text(str(total["episodes"]))
     assert page.evaluate("window.stays") is True
@@ -117,6 +129,53 @@ def test_a_run_is_watched_to_its_end(
         expect(cells.last).to_be_visible()
         assert cells.all_text_contents()[-len(wanted) :] == [str(one["episodes"]) for one in wanted]
     watched.check()
+    every_place_says_the_same_of_each_step(page, door, learning.result().parent)
+
+
+def every_place_says_the_same_of_each_step(page: Page, door: Door, out: Path) -> None:
+    """``page``: that of the run, by step."""
+    lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    logged = {line["version"]: line for line in lines if line["kind"] == "step"}
+    assert list(logged) == list(range(1, SETTINGS.steps + 1))
+    board = EventAccumulator(str(out / "events"))
+    board.Reload()
+    with Client(door.url, key=door.key) as client:
+        rows = {row.key["step"]: row for row in client.stats(["step"], run_id=RUN).rows}
+        for step, entry in logged.items():
+            row = rows[step]
+            figures = (row.reward_mean, row.lag_mean, row.graded, row.trained_share)
+            assert figures == (entry["reward"], entry["lag"], entry["graded"], entry["trained_share"])
+            assert row.used > 0
+            assert row.lag_max is not None
+            assert row.lag_max <= SETTINGS.staleness, "the trainer leaves out what is older"
+            for name, value in (
+                ("reward/mean", row.reward_mean),
+                ("lag/mean", row.lag_mean),
+                ("lag/max", row.lag_max),
+                ("episodes", row.episodes),
+                ("trained_by_step", row.used),
+                ("left_out_by_step", row.left_out),
+            ):
+                (shown,) = [each.value for each in board.Scalars(f"turnstile/{name}") if each.step == step]
+                assert shown == pytest.approx(value), name
+            cells = page.get_by_role("region", name="By", exact=True).locator("tbody tr")
+            its = cells.filter(has=page.get_by_role("rowheader", name=str(step), exact=True)).locator("td")
+            assert its.nth(0).inner_text() == str(row.episodes)
+            assert float(its.nth(2).inner_text()) == pytest.approx(row.reward_mean, abs=5e-4)
+            assert float(its.last.inner_text()) == pytest.approx(row.lag_mean, abs=5e-4)
+            told = [each.trained for each in client.episodes(run_id=RUN, train_step=step)]
+            assert len(told) == row.episodes
+            assert all(each is not None and each.version == str(step - 1) for each in told)
+        report = out / "report.html"
+        arguments = ["report", RUN, "--out", str(report), "--episodes", "0", "--url", door.url, "--key", door.key]
+        assert CliRunner().invoke(app, arguments).exit_code == 0
+        table = report.read_text().split("<caption>By train step</caption>")[1].split("</table>")[0]
+        for step, row in rows.items():
+            if step is not None:
+                (line,) = [each for each in table.split("</tr>") if f">{step}</th>" in each]
+                cells_of = [re.sub("<.*?>", "", cell) for cell in line.split("</td>")]
+                assert number_of(row.reward_mean) in cells_of
+                assert number_of(row.lag_mean) in cells_of
 
 
 def grown(learning: Future[Path], shown: Locator, before: int) -> int:

@@ -128,6 +128,8 @@ def _figures(summaries: list[EpisodeSummary], solved_at: float) -> tuple[dict[st
             "tokens/discarded": total.discarded_tokens,
             "breaks": sum(total.breaks.values()),
             "stale": total.stale,
+            "trained_by_step": total.used,
+            "left_out_by_step": total.left_out,
             **{f"faults/{fault.value}": total.faults.get(fault.value, 0) for fault in Fault},
             **{f"untrained/{reason}": tokens for reason, tokens in total.untrained.items()},
             **{f"breaks/{reason}": count for reason, count in total.breaks.items()},

@@ -1,11 +1,11 @@
 """The records that client and server share. Nothing here does I/O.
 
 Read ``base`` (base class, ids, ranges of numbers) and ``arrays`` (NumPy arrays as fields), then what an episode is
-made of: ``episode`` (with ``status``, ``tasks``, ``lease``, ``staleness``, ``reward``, ``regrade``), ``messages``,
-``turn``, ``network``, ``spans``. ``sample`` and ``forest`` are what a trainer gets, ``samples_encoding`` is their
-binary form; ``summary``, ``stats``, ``live``, ``group``, ``tokens``, ``outline``, ``work`` and ``replay`` are for
-people to look at, and ``why`` (with ``evidence``) says in words how an episode ended. ``engine`` and ``audit`` are
-the answers about the engine and about recorded episodes.
+made of: ``episode`` (with ``status``, ``tasks``, ``lease``, ``staleness``, ``reward``, ``regrade``, ``trained``),
+``messages``, ``turn``, ``network``, ``spans``. ``sample`` and ``forest`` are what a trainer gets,
+``samples_encoding`` is their binary form; ``summary``, ``stats``, ``live``, ``group``, ``tokens``, ``outline``,
+``work`` and ``replay`` are for people to look at, and ``why`` (with ``evidence``) says in words how an episode
+ended. ``engine`` and ``audit`` are the answers about the engine and about recorded episodes.
 """
 
 from turnstile.models.arrays import Float32Array, Int32Array, UInt8Array
@@ -92,6 +92,7 @@ from turnstile.models.summary import (
 )
 from turnstile.models.tasks import TaskRef
 from turnstile.models.tokens import TokenMatch, TokenMatches, TokenWindow, WindowTurn
+from turnstile.models.trained import Trained, TrainedRequest
 from turnstile.models.turn import (
     Break,
     BreakAt,
@@ -228,6 +229,8 @@ __all__ = [
     "TokenWindow",
     "Tool",
     "ToolCall",
+    "Trained",
+    "TrainedRequest",
     "Turn",
     "TurnAudit",
     "TurnFacts",

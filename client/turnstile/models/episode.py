@@ -30,6 +30,7 @@ from turnstile.models.spans import PartSeconds
 from turnstile.models.staleness import Staleness, StalenessBound
 from turnstile.models.status import EndedBy, EpisodeStatus, ErrorInfo
 from turnstile.models.tasks import TaskRef
+from turnstile.models.trained import Trained
 
 MAX_PRIORITY = 1000
 TRACEPARENT_PATTERN = r"^00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$"
@@ -90,7 +91,8 @@ class EpisodeRequest(Model):
     run_id: ClientId | None = None
     """The trainer's run that it belongs to, by which runs are looked at and compared; None: no run."""
     train_step: int | None = Field(default=None, ge=0, le=MAX_INT64)
-    """The trainer's own counter of steps (of updates, of batches) when it asked for the episode."""
+    """The trainer's own counter of steps (of updates, of batches) when it asked for the episode. A step that takes
+    it later replaces this (``POST /episodes/{id}/trained``)."""
     seed: Seed | None = None
     """At most 128 bits. Recorded for the agent's side; sampling on the engine is not seeded."""
     sampling: Sampling | None = None
@@ -186,6 +188,9 @@ class Episode(Model):
     attempt: int = 0
     run_id: str | None = None
     train_step: int | None = None
+    """The step that took it (``trained``); before that the one that its creation named."""
+    trained: Trained | None = None
+    """None: no trainer said that a step took it."""
     tags: tuple[str, ...] = ()
     """The task's tags when the episode was created."""
     seed: int | None = None

@@ -76,8 +76,15 @@ class StatsRow(Model):
     untrained: dict[str, int]
     breaks: dict[str, int]
     stale: int
+    """Those that exceeded their bound of staleness."""
+    used: int
+    """Those that a training step trained (``client.trained``)."""
+    left_out: int
+    """Those that a step took and did not train."""
     lag_mean: float | None
+    """Mean over the used ones of the mean age of their tokens when they were trained, in weight versions."""
     lag_max: int | None
+    """The age of the oldest token of all used ones then."""
     seconds: dict[str, float]
     """Sums over the episodes, by part (``PartSeconds``)."""
     newest_at: float | None = None
@@ -159,7 +166,8 @@ def _row(key: dict[str, Value], rows: Sequence[EpisodeSummary], solved_at: float
     groups = [found for name, found in of_groups.items() if name is not None and len(found) > 1]
     of_tasks = _rewards_by(rows, lambda row: row.task).values()
     counts = [(len(found), sum(reward >= solved_at for reward in found)) for found in of_tasks]
-    lags = [row.lag for row in rows if row.lag is not None]
+    lags = [row.lag for row in rows if row.used and row.lag is not None]
+    ages = [row.oldest for row in rows if row.used and row.oldest is not None]
     untrained: Counter[str] = Counter()
     breaks: Counter[str] = Counter()
     for row in rows:
@@ -190,8 +198,10 @@ def _row(key: dict[str, Value], rows: Sequence[EpisodeSummary], solved_at: float
         untrained=dict(untrained),
         breaks=dict(breaks),
         stale=sum([row.stale for row in rows]),
-        lag_mean=sum(lags) / len(lags) if lags else None,
-        lag_max=max(lags, default=None),
+        used=sum([row.used is True for row in rows]),
+        left_out=sum([row.used is False for row in rows]),
+        lag_mean=math.fsum(lags) / len(lags) if lags else None,
+        lag_max=max(ages, default=None),
         seconds={part: math.fsum(map(of, seconds)) for part, of in _SECONDS.items()},
         newest_at=max([row.created_at for row in rows], default=None),
     )

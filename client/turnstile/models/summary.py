@@ -58,6 +58,7 @@ class EpisodeSummary(Model):
     status: EpisodeStatus
     run_id: str | None
     train_step: int | None
+    """The step that took it; before that the one that its creation named."""
     task: str
     """The task's id; of an inline task without one ``inline-`` and 8 hex digits of its digest: equal tasks have
     equal ones."""
@@ -75,8 +76,12 @@ class EpisodeSummary(Model):
     """The weights that sampled most of its tokens, of several the earliest; None: nothing was sampled."""
     weight_versions: int
     """Number of weight versions that sampled its tokens."""
-    lag: int | None
-    """Weight versions that were served after its first token, when it ended or by now; None: not known."""
+    used: bool | None
+    """Whether the step that took it trained it; None: no step took it so far."""
+    lag: float | None
+    """Mean age of its tokens, in weight versions, when the step took it; None: no step did, or not known."""
+    oldest: int | None
+    """Age of its oldest token then."""
     stale: bool
     turns: int
     roots: int
@@ -153,7 +158,7 @@ class EpisodeFilter(Model):
 
 def summary_of(episode: Episode) -> EpisodeSummary:
     """The row of an episode's record."""
-    stats, staleness, error = episode.stats, episode.staleness, episode.error
+    stats, staleness, error, trained = episode.stats, episode.staleness, episode.error, episode.trained
     versions = stats.weight_versions
     return EpisodeSummary.model_construct(
         _FIELDS,
@@ -173,7 +178,9 @@ def summary_of(episode: Episode) -> EpisodeSummary:
         fault=None if error is None else error.fault,
         weight_version=max(versions, key=versions.__getitem__) if versions else None,
         weight_versions=len(versions),
-        lag=None if staleness is None else staleness.versions,
+        used=None if trained is None else trained.used,
+        lag=None if trained is None else trained.lag,
+        oldest=None if trained is None else trained.oldest,
         stale=staleness is not None and staleness.exceeded,
         turns=stats.turns,
         roots=stats.roots,

@@ -21,6 +21,7 @@ from turnstile.models import (
     EpisodeRequest,
     LeaseTerm,
     RewardUpdate,
+    TrainedRequest,
     explained,
 )
 from turnstile_server.control.agent_address import AgentAddress
@@ -115,6 +116,10 @@ def _add_episode_routes(router: APIRouter, parts: ControlParts) -> None:
     @router.post("/episodes/{episode_id}/reward")
     async def reward(request: Request, episode_id: str) -> Response:
         return _model(explained(await episodes.reward(episode_id, await read_model(request, RewardUpdate))))
+
+    @router.post("/episodes/{episode_id}/trained")
+    async def trained(request: Request, episode_id: str) -> Response:
+        return _model(explained(await episodes.trained(episode_id, await read_model(request, TrainedRequest))))
 
     @router.post("/episodes/{episode_id}/audit", response_model=AuditReport)
     async def audit(request: Request, episode_id: str) -> Response:

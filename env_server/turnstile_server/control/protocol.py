@@ -40,6 +40,7 @@ from turnstile.models import (
     TokenForest,
     TokenMatches,
     TokenWindow,
+    TrainedRequest,
     Turn,
     TurnOutlines,
     WorkDiff,
@@ -111,6 +112,11 @@ class EpisodeService(EpisodeReading, Protocol):
     async def reward(self, episode_id: str, update: RewardUpdate) -> Episode:
         """The episode with a reward from its trainer, durable. Raises NotFound (no such episode or turn), Conflict
         (it takes none, or has another one), Unprocessable (out of bounds), JournalUnavailable."""
+        ...
+
+    async def trained(self, episode_id: str, told: TrainedRequest) -> Episode:
+        """The ended episode with the training step that took it, durable. Raises NotFound, Conflict (it has not
+        ended), Unprocessable (weights that were never served), JournalUnavailable."""
         ...
 
     def renew_lease(self, lease_id: str, lease_s: float) -> LeaseState:

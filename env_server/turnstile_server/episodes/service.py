@@ -28,6 +28,7 @@ from turnstile.models import (
     EpisodeStatus,
     LeaseState,
     RewardUpdate,
+    TrainedRequest,
 )
 from turnstile_server.agents.registry import EXTERNAL
 from turnstile_server.control.protocol import EpisodeEvent
@@ -55,6 +56,7 @@ from turnstile_server.episodes.snapshot_store import SnapshotStore
 from turnstile_server.episodes.snapshots import Snapshots
 from turnstile_server.episodes.staleness import StalenessWatcher
 from turnstile_server.episodes.store import Stored, unchanging
+from turnstile_server.episodes.trained import with_step
 from turnstile_server.episodes.work_store import WorkStore
 from turnstile_server.errors import Conflict, Gone, JournalUnavailable, NotFound, QueueFull, Unauthorized
 from turnstile_server.gate.session import EpisodeSession
@@ -114,7 +116,7 @@ class Episodes(EpisodeReader):
         self._retention = Retention(parts.journal, archive, self._works, store, self.replays)
         limits = (self._bounds.max_subscribers, self._bounds.subscriber_queue, self._bounds.kept_events)
         self._broadcast = Broadcast(*limits)
-        amendments = Amendments(parts.journal, archive, self._broadcast.publish)
+        amendments = self._amendments = Amendments(parts.journal, archive, self._broadcast.publish)
         self.regrades = Regrader(
             RegradeParts(
                 parts.backends,
@@ -291,6 +293,12 @@ class Episodes(EpisodeReader):
 
     async def reward(self, episode_id: str, update: RewardUpdate) -> Episode:
         return await self._rewards.give(episode_id, update)
+
+    async def trained(self, episode_id: str, told: TrainedRequest) -> Episode:
+        now = time.time()
+        return await self._amendments.amend(
+            episode_id, lambda episode: with_step(episode, told, self._parts.versions, now=now)
+        )
 
     async def delete(self, episode_id: str) -> None:
         await self.cancel(episode_id)

@@ -46,6 +46,7 @@ ROUTES: Final[Mapping[tuple[str, str], Way]] = {
     ("POST", "/episodes/{episode_id}/finish"): Way.EPISODE,
     ("POST", "/episodes/{episode_id}/cancel"): Way.EPISODE,
     ("POST", "/episodes/{episode_id}/reward"): Way.EPISODE,
+    ("POST", "/episodes/{episode_id}/trained"): Way.EPISODE,
     ("POST", "/episodes/{episode_id}/audit"): Way.EPISODE,
     ("GET", "/episodes/{episode_id}/pending"): Way.EPISODE,
     ("POST", "/episodes/{episode_id}/completions"): Way.EPISODE,

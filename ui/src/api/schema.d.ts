@@ -729,6 +729,23 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/episodes/{episode_id}/trained": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Trained */
+        post: operations["trained_episodes__episode_id__trained_post"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/episodes/{episode_id}/tree": {
         parameters: {
             query?: never;
@@ -1445,6 +1462,7 @@ export interface components {
             traceparent?: string | null;
             /** Train Step */
             train_step?: number | null;
+            trained?: components["schemas"]["Trained"] | null;
             /** Turn Rewards */
             turn_rewards?: {
                 [key: string]: number;
@@ -1581,6 +1599,8 @@ export interface components {
             group_id: string | null;
             /** Lag */
             lag: number | null;
+            /** Oldest */
+            oldest: number | null;
             /** Regraded */
             regraded: number;
             /** Reward */
@@ -1613,6 +1633,8 @@ export interface components {
             untrained: {
                 [key: string]: number;
             };
+            /** Used */
+            used: boolean | null;
             /** Weight Version */
             weight_version: string | null;
             /** Weight Versions */
@@ -2590,6 +2612,8 @@ export interface components {
             lag_max: number | null;
             /** Lag Mean */
             lag_mean: number | null;
+            /** Left Out */
+            left_out: number;
             /** Newest At */
             newest_at?: number | null;
             /** Pass At K */
@@ -2624,6 +2648,8 @@ export interface components {
             untrained: {
                 [key: string]: number;
             };
+            /** Used */
+            used: number;
         };
         /**
          * TaskRangeQuery
@@ -2751,6 +2777,28 @@ export interface components {
             name: string;
             /** Own Id */
             own_id?: string | null;
+        };
+        /**
+         * Trained
+         * @description The step that took the episode, as it was told last.
+         *
+         *     ``lag``: mean age of its sampled tokens then, in weight versions: how many were served from the one that sampled
+         *     a token to ``version``. ``oldest``: age of the oldest. Both are None where nothing was sampled, or the server
+         *     does not know the order of the versions.
+         */
+        Trained: {
+            /** At */
+            at: number;
+            /** Lag */
+            lag: number | null;
+            /** Oldest */
+            oldest: number | null;
+            /** Step */
+            step: number;
+            /** Used */
+            used: boolean;
+            /** Version */
+            version: string | null;
         };
         /**
          * Turn
@@ -4432,6 +4480,37 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["SpanReport"];
+                };
+            };
+            /** @description Validation Error */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["HTTPValidationError"];
+                };
+            };
+        };
+    };
+    trained_episodes__episode_id__trained_post: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                episode_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": unknown;
                 };
             };
             /** @description Validation Error */

@@ -32,6 +32,7 @@ export function EpisodeHead({ episode, tree }: { episode: Episode; tree: TurnTre
           ["Agent", <SafeLine text={episode.agent} />],
           ["Run", run_id ? <Link to={pathOf("runs", run_id)}><SafeLine text={run_id} /></Link> : null],
           ["Step", episode.train_step ?? null],
+          ["Lag", stepLag(episode)],
           ["Group", group_id ? <Link to={pathOf("groups", group_id)}><SafeLine text={group_id} /></Link> : null],
           ["Attempt", episode.attempt ? count(episode.attempt) : null],
           ["Forked from", forked_from ? <Origin {...forked_from} turn_id={forked_from.turn_id ?? null} /> : null],
@@ -147,6 +148,13 @@ function trainedOf(episode: Episode): string {
   const sampled = episode.stats?.sampled_tokens ?? 0;
   const trained = episode.stats?.trained_tokens ?? 0;
   return sampled ? `${count(trained)} of ${count(sampled)} tokens (${share(trained / sampled)})` : "–";
+}
+
+/** The age of its tokens when a training step took it. */
+function stepLag({ trained }: Episode): string | null {
+  if (!trained) return null;
+  if (!trained.used) return `left out by step ${trained.step}`;
+  return trained.lag === null ? null : `${reward(trained.lag)} versions at step ${trained.step}`;
 }
 
 function partsOf(of: NonNullable<Episode["seconds"]>): BarPart[] {

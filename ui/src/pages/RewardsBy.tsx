@@ -86,7 +86,7 @@ function StepCharts({ rows }: { rows: readonly StatsRow[] }) {
       ],
       lags: [
         { label: "mean lag", values: drawn.map((row) => row.lag_mean) },
-        { label: "longest lag", values: drawn.map((row) => row.lag_max) },
+        { label: "oldest token", values: drawn.map((row) => row.lag_max) },
       ],
     }),
     [same],
@@ -96,7 +96,7 @@ function StepCharts({ rows }: { rows: readonly StatsRow[] }) {
     <div class="charts">
       <Chart title="Reward" x={x} series={rewards} format={reward} />
       <Chart title="Shares" x={x} series={shares} format={share} />
-      <Chart title="Lag in weight versions" x={x} series={lags} format={reward} />
+      <Chart title="Age of trained tokens in weight versions" x={x} series={lags} format={reward} />
     </div>
   );
 }

@@ -106,9 +106,11 @@ function Totals({ run, total }: { run: string | null; total: StatsRow }) {
               ["Trained", count(total.trained_tokens)],
               ["Trained share", share(trainedShare(total))],
               ["Discarded", count(total.discarded_tokens)],
+              ["Trained by a step", `${count(total.used)} episodes`],
+              ["Left out by a step", `${count(total.left_out)} episodes`],
               ["Mean lag", total.lag_mean === null ? null : `${reward(total.lag_mean)} versions`],
-              ["Longest lag", total.lag_max === null ? null : `${count(total.lag_max)} versions`],
-              ["Too old", linked("stale", "true", total.stale)],
+              ["Oldest token trained", total.lag_max === null ? null : `${count(total.lag_max)} versions`],
+              ["Beyond their bound", linked("stale", "true", total.stale)],
             ]}
           />
           <Counts title="Untrained tokens" counts={total.untrained} link={(_, many) => count(many)} />

@@ -9,19 +9,25 @@ It knows neither processes nor TRL: an ``Outlet`` takes the rows and reports how
 
 from __future__ import annotations
 
+import logging
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import anyio
 
+from turnstile.client import AsyncClient
+from turnstile.errors import TurnstileError
 from turnstile.exporters.trl.rows import GroupRows, Row, rows_of_group
 from turnstile.exporters.trl.servers import TurnstileServers
+from turnstile.exporters.trl.taken import SentRollouts
 from turnstile.groups import Scale
 from turnstile.models import Limits, Sampling, TaskRef
 from turnstile.rollout import Rollout, TaskLike
+
+_log = logging.getLogger(__name__)
 
 _LOOK_S = 0.05
 """Seconds between two looks at how many rows wait. They are taken in another process, which sends no notice."""
@@ -76,11 +82,14 @@ class RolloutLoop:
         self._started = 0
         self._inflight = 0
         self._barren = 0
+        self._client: AsyncClient | None = None
+        self._sent = SentRollouts()
 
     async def run(self) -> None:
         """Runs until it is cancelled. Raises NothingToTrain, and the client's errors that no repetition mends."""
         options = self._options
         async with options.servers.async_client() as client:
+            self._client = client
             rollouts = client.rollouts(
                 self._tasks(),
                 agent=options.agent,
@@ -130,10 +139,26 @@ class RolloutLoop:
         skipped = found.flat and self._options.skip_flat
         rows = () if skipped else found.rows
         self._barren = 0 if rows else self._barren + 1
+        of_episode = Counter(row.episode_id for row in rows)
+        for rollout in group:
+            self._sent.sent(rollout, 0 if rollout.episode is None else of_episode[rollout.episode.episode_id])
         await self._outlet.send(rows, self._metrics(found, rows, skipped))
         self._inflight -= self._options.n
         if self._barren >= self._options.max_barren:
             raise NothingToTrain(_why_barren(group, found, self._barren))
+
+    async def tell_trained(self, rows: int, version: int) -> None:
+        """Tells the servers which step took which rollouts. ``rows``: that the trainer had taken in all when its
+        weights ``version`` were replaced. A failure is logged: the rollouts are trained whether or not a server
+        knows."""
+        taken = self._sent.take(rows)
+        if self._client is None or not (taken.used or taken.left_out):
+            return
+        name = self._options.servers.weight_name(version)
+        try:
+            await self._client.trained(version, taken.used, left_out=taken.left_out, version=name)
+        except TurnstileError as error:
+            _log.warning("the servers could not be told which rollouts step %d trained: %s", version, error)
 
     def _metrics(self, found: GroupRows, rows: tuple[Row, ...], skipped: bool) -> Metrics:
         behind = [self._outlet.model_version() - row.model_version for row in rows]

@@ -26,6 +26,8 @@ from turnstile.exporters.trl.rows import Row
 
 BEAT_S = 1.0
 """Seconds between two signs of life."""
+_TELL_S = 5.0
+"""The servers are told of the last step within this time, before the worker ends."""
 _TRACE_CHARS = 20_000
 
 
@@ -53,9 +55,10 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """To the worker: the trainer's newest version."""
+    """To the worker: the trainer's newest version. ``taken``: rows that the trainer took before it, in all."""
 
     number: int
+    taken: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,21 +83,29 @@ class _Supervisor:
         self._version = version
         self._sent = 0
         self._stop = asyncio.Event()
+        self._replaced: asyncio.Queue[tuple[int, int]] = asyncio.Queue()
+        """Rows taken in all, and the version that was replaced then: of each step that has ended."""
         self._sender = ThreadPoolExecutor(1)  # one, so that no two messages are mixed
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self._stop.set)
         threading.Thread(target=self._listen, args=(loop,), daemon=True).start()
-        work = asyncio.create_task(RolloutLoop(self._options, self).run())
+        rollouts = RolloutLoop(self._options, self)
+        work = asyncio.create_task(rollouts.run())
         beats = asyncio.create_task(self._beat())
+        steps = asyncio.create_task(self._tell_steps(rollouts))
         stop = asyncio.create_task(self._stop.wait())
         try:
-            await asyncio.wait({work, beats, stop}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({work, beats, steps, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if stop.done() and not work.done():
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._replaced.join(), _TELL_S)
         finally:
-            for task in (work, beats, stop):
+            tasks = (work, beats, steps, stop)
+            for task in tasks:
                 task.cancel()
-            outcomes = await asyncio.gather(work, beats, stop, return_exceptions=True)
+            outcomes = await asyncio.gather(*tasks, return_exceptions=True)
         for error in outcomes:
             if isinstance(error, Exception):
                 trace = "".join(traceback.format_exception(error))[-_TRACE_CHARS:]
@@ -107,9 +118,17 @@ class _Supervisor:
             if isinstance(message, Stop):
                 break
             if isinstance(message, Version):
+                with contextlib.suppress(RuntimeError):
+                    loop.call_soon_threadsafe(self._replaced.put_nowait, (message.taken, self._version))
                 self._version = message.number
         with contextlib.suppress(RuntimeError):  # the loop has ended by itself
             loop.call_soon_threadsafe(self._stop.set)
+
+    async def _tell_steps(self, rollouts: RolloutLoop) -> None:
+        while True:
+            taken, version = await self._replaced.get()
+            await rollouts.tell_trained(taken, version)
+            self._replaced.task_done()
 
     async def _beat(self) -> None:
         while True:

@@ -175,7 +175,7 @@ class TurnstileRolloutWorker:
 
     def update_model_version(self, model_version: int) -> None:
         self._version = model_version
-        self._send(process.Version(model_version))
+        self._send(process.Version(model_version, self._taken.value))
 
     def check_health(self, stale_after_s: float) -> None:
         """Raises WorkerFailed where the worker failed, its process is gone, or it is silent for too long."""
