@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -308,8 +309,15 @@ def test_an_exporter_of_any_module_is_named_by_its_place(
 def test_an_audit_that_passes_prints_the_distance_and_exits_0(door: Door, recorded: tuple[str, str]) -> None:
     done = turnstile("audit", *recorded, **on(door))
     assert done.returncode == DONE, done.stdout + done.stderr
-    assert "2 of 2 episodes passed, max |Δlogprob| = " in done.stdout
-    first, second = rows_of(turnstile("audit", *recorded, "--json", **on(door)))
+    assert re.search(
+        r"^2 of 2 episodes passed; 1 re-scored; 1 without a turn; (\d+) of \1 tokens re-scored; max \|Δlog",
+        done.stdout,
+        re.MULTILINE,
+    )
+    assert turnstile("audit", *recorded, "--require-rescored", **on(door)).returncode == DONE
+    as_json = turnstile("audit", *recorded, "--json", **on(door))
+    assert as_json.stderr.startswith("2 of 2 episodes passed; 1 re-scored")
+    first, second = rows_of(as_json)
     assert first["passed"]
     assert first["max_abs_delta"] < 1e-4
     assert second["turns"] == []
@@ -347,12 +355,18 @@ def test_an_audit_that_does_not_pass_exits_1(engine: EngineProcess, tmp_path: Pa
         finally:
             client.update_weights(str(engine.model), "audit-end")
         other_weights = turnstile("audit", "--all", **on(door))
+        required = turnstile("audit", "--all", "--require-rescored", **on(door))
     assert failed.returncode == FAILED, failed.stdout + failed.stderr
     assert "0 of 1 episodes passed" in failed.stdout
     # With other weights loaded nothing can be re-scored, and the table does not call that a pass.
     assert other_weights.returncode == DONE
     assert "records only" in other_weights.stdout
-    assert "1 of them on their records alone" in other_weights.stdout
+    assert (
+        "1 of 1 episodes passed; 0 re-scored; 1 could not be re-scored: their records alone were checked; "
+        "0 of 4 tokens re-scored; max |Δlogprob| = -"
+    ) in other_weights.stdout
+    assert "turns that were not re-scored: 1 other_weights" in other_weights.stdout
+    assert (required.returncode, required.stdout) == (FAILED, other_weights.stdout)
     # What may explain the distance is said, and which weights sampled what.
     assert "weights that were loaded" in failed.stdout
     [version] = [line for line in other_weights.stdout.splitlines() if "step-1" in line]

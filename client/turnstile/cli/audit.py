@@ -6,24 +6,35 @@ The server does the work, so the command is part of the thin client.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
 from turnstile.cli.connection import DataDirOption, JsonOption, KeyOption, UrlOption, connect
 from turnstile.cli.output import FAILED, USAGE, Column, echo, echo_json, fail, reported, show_table
-from turnstile.models import AuditReport
+from turnstile.models import AuditReport, TurnAudit
 
 
 def audit(
     episode_ids: Annotated[list[str] | None, typer.Argument(help="Episodes to audit.")] = None,
     every: Annotated[bool, typer.Option("--all", help="Every episode of the server.")] = False,
+    require_rescored: Annotated[
+        bool,
+        typer.Option(
+            "--require-rescored",
+            help="Exit 1 too if the engine could not re-score any turn of an episode that has some.",
+        ),
+    ] = False,
     as_json: JsonOption = False,
     url: UrlOption = None,
     key: KeyOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
-    """Re-score recorded tokens on the engine and check every invariant. Exit 1 if an episode does not pass."""
+    """Re-score recorded tokens on the engine and check every invariant. Exit 1 if an episode does not pass.
+
+    An episode of which nothing can be re-scored (other weights are served now, …) passes on its records alone.
+    """
     if bool(episode_ids) == every:
         fail("name episodes or give --all, one of the two", USAGE)
     with reported(), connect(url, key, data_dir) as client:
@@ -35,8 +46,36 @@ def audit(
                 echo_json(reports[-1].model_dump_json())
     if not as_json:
         _show(reports)
-    if not all(report.passed for report in reports):
+    echo(headline(reports), err=as_json)
+    unscored = any(_on_records_alone(report) for report in reports)
+    if not all(report.passed for report in reports) or (require_rescored and unscored):
         raise typer.Exit(FAILED)
+
+
+def headline(reports: Sequence[AuditReport]) -> str:
+    """How many episodes passed, and how many of them the engine re-scored: the two are said together."""
+    distances = [report.max_abs_delta for report in reports if report.max_abs_delta is not None]
+    turns = [turn for report in reports for turn in report.turns]
+    unscored = sum(_on_records_alone(report) for report in reports)
+    empty = sum(not report.turns for report in reports)
+    parts = [
+        f"{sum(report.passed for report in reports)} of {len(reports)} episodes passed",
+        f"{len(distances)} re-scored",
+        f"{unscored} could not be re-scored: their records alone were checked" if unscored else "",
+        f"{empty} without a turn" if empty else "",
+        f"{sum(map(_compared, turns))} of {sum(turn.tokens for turn in turns)} tokens re-scored",
+        f"max |Δlogprob| = {_distance(max(distances, default=None))}",
+    ]
+    return "; ".join(part for part in parts if part)
+
+
+def _on_records_alone(report: AuditReport) -> bool:
+    """True if the episode has turns and none of them could be re-scored."""
+    return bool(report.turns) and report.max_abs_delta is None
+
+
+def _compared(turn: TurnAudit) -> int:
+    return 0 if turn.max_abs_delta is None else turn.tokens - turn.unscored - turn.stale
 
 
 def _show(reports: list[AuditReport]) -> None:
@@ -58,7 +97,7 @@ def _show(reports: list[AuditReport]) -> None:
                 report.episode_id,
                 str(len(report.turns)),
                 str(len(scored)),
-                str(sum(turn.tokens - turn.unscored - turn.stale for turn in scored)),
+                str(sum(map(_compared, scored))),
                 _distance(report.max_abs_delta),
                 ", ".join(f"{reason}: {count}" for reason, count in skipped.items()),
                 _verdict(report),
@@ -70,16 +109,12 @@ def _show(reports: list[AuditReport]) -> None:
         for check in report.invariants:
             for failure in check.failures:
                 echo(f"{report.episode_id}: {check.name}: {failure}")
-    distances = [report.max_abs_delta for report in reports if report.max_abs_delta is not None]
-    passed = sum(report.passed for report in reports)
-    largest = _distance(max(distances, default=None))
-    echo(f"{passed} of {len(reports)} episodes passed, max |Δlogprob| = {largest}")
     turns = [turn for report in reports for turn in report.turns]
     if ends := sum(turn.unscored - turn.other_weights for turn in turns if turn.skipped is None):
         echo(f"{ends} tokens at the end of the context were not re-scored: the engine takes no such input")
-    unscored = sum(report.passed and report.max_abs_delta is None and bool(report.turns) for report in reports)
-    if unscored:
-        echo(f"{unscored} of them on their records alone: none of their turns could be re-scored")
+    if why := Counter(turn.skipped for turn in turns if turn.skipped is not None):
+        reasons = ", ".join(f"{many} {reason}" for reason, many in why.most_common())
+        echo(f"turns that were not re-scored: {reasons}")
     for sentence in dict.fromkeys(sentence for report in reports for sentence in report.explanations):
         echo(sentence)
 
@@ -120,7 +155,7 @@ def _show_versions(reports: list[AuditReport]) -> None:
 def _verdict(report: AuditReport) -> str:
     if not report.passed:
         return "NO"
-    return "yes" if report.max_abs_delta is not None or not report.turns else "records only"
+    return "records only" if _on_records_alone(report) else "yes"
 
 
 def _distance(nats: float | None) -> str:
