@@ -41,6 +41,7 @@ from turnstile.rollout import Rollout
 from turnstile.sync import Client
 
 RUN = "report-1"
+MEAN = "mean reward (± its standard error)"
 HOSTILE = f"</pre></style></title><script>alert(1)</script><img src=x onerror=alert(1)>\" onload='x' {ALL}"
 SENT = HOSTILE.replace("\ud83d", "")
 """Half characters cannot be sent as JSON."""
@@ -235,7 +236,7 @@ def test_a_run_of_many_tasks_steps_and_versions_stays_small() -> None:
 
 def test_a_run_without_rewards_and_tokens_is_a_page_too() -> None:
     found = check_harmless(page(report_on(row(status=EpisodeStatus.QUEUED))))
-    assert found.tiles()["mean reward"] == "–"
+    assert found.tiles()[MEAN] == "–"
     assert found.of("svg") == []
 
 
@@ -254,6 +255,8 @@ def recorded_run(door: Door) -> list[str]:
             reply = say(door, episode.episode_id, asked)
             say(door, episode.episode_id, asked, reply, {"role": "user", "content": "and?"})
             if step == STEPS - 1:
+                edited = {"role": "assistant", "content": "what the model never said"}
+                say(door, episode.episode_id, asked, edited, {"role": "user", "content": "and?"})
                 say(door, episode.episode_id, {"role": "user", "content": "another thing"})
             episode.finish()
             episode.reward(step / (STEPS - 1))
@@ -267,19 +270,25 @@ def reported(door: Door, *arguments: str | Path) -> Done:
 
 def test_the_numbers_are_those_of_the_server(door: Door, recorded_run: list[str], tmp_path: Path) -> None:
     out = tmp_path / "report.html"
-    done = reported(door, RUN, "--out", out)
+    done = reported(door, RUN, "--out", out, "--solved-at", "0.5")
     assert done.returncode == DONE, done.stderr
     assert f"{out}: {STEPS} episodes, {STEPS} shown" in done.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
     found = check_harmless(out.read_text("utf-8"))
     with Client(door.url, key=door.key) as client:
-        stats = client.stats(["step"], run_id=RUN)
+        stats = client.stats(["step"], run_id=RUN, solved_at=0.5)
         total = stats.total
         tiles = found.tiles()
-        assert (tiles["episodes"], tiles["graded"], tiles["solved"]) == (str(STEPS), str(STEPS), "1")
-        assert tiles["mean reward"] == f"{number(total.reward_mean)} ± {number(total.reward_std)}"
+        assert (tiles["episodes"], tiles["graded"], tiles["solved"]) == (
+            str(STEPS),
+            str(STEPS),
+            str(total.solved),
+        )
+        assert 1 < total.solved < STEPS
+        assert tiles[MEAN] == f"{number(total.reward_mean)} ± {number(total.reward_error)}"
         assert tiles["of sampled tokens trained"] == share(total.trained_share)
         assert tiles["breaks"] == str(sum(total.breaks.values())) == "1"
+        assert tiles["further conversations"] == str(total.new_conversations) == "1"
         head, *steps = found.table("By train step")
         for cells, wanted in zip(steps, stats.rows, strict=True):
             shown = dict(zip(head, cells, strict=True))
@@ -341,7 +350,7 @@ def test_the_folder_of_a_run_needs_no_server(
     assert done.returncode == DONE, done.stderr
     found = check_harmless(out.read_text("utf-8"))
     tiles = found.tiles()
-    assert tiles["mean reward"] == f"{number(total.reward_mean)} ± {number(total.reward_std)}"
+    assert tiles[MEAN] == f"{number(total.reward_mean)} ± {number(total.reward_error)}"
     assert tiles["of sampled tokens trained"] == share(total.trained_share)
     texts = [data for _, data in found.texts]
     assert "1 rollouts have no episode" in texts

@@ -10,21 +10,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from client.trainer_types import rollout
 from turnstile.models import (
+    EpisodeFilter,
+    EpisodeStats,
     EpisodeStatus,
     EpisodeSummary,
     Fault,
     PartSeconds,
     StatsKey,
     group_advantages,
+    group_summaries,
     pass_at_k,
     statistics_by,
+    summary_of,
 )
+from turnstile_server.episodes.selection import EpisodeSelection
 
 
 def row(**fields: Any) -> EpisodeSummary:
     base: dict[str, Any] = dict.fromkeys(EpisodeSummary.model_fields)
-    numbers = ("attempt", "weight_versions", "turns", "roots", "branches", "regraded")
+    numbers = ("new_conversations", "attempt", "weight_versions", "turns", "roots", "branches", "regraded")
     base |= dict.fromkeys((*numbers, "sampled_tokens", "trained_tokens", "discarded_tokens"), 0)
     base |= {"episode_id": "ep", "rollout_id": "ep", "task": "t", "agent": "a", "tags": (), "stale": False}
     base |= {
@@ -72,7 +78,7 @@ def test_every_episode_is_in_one_row_and_the_rows_add_up(rows: list[EpisodeSumma
     rewards = [each.reward for each in rows if each.reward is not None]
     if rewards:
         assert found.total.reward_mean == pytest.approx(sum(rewards) / len(rewards))
-        assert found.total.reward_std is not None
+        assert (found.total.reward_std is None) == (len(rewards) < 2)
         assert min(rewards) == found.total.reward_min <= found.total.reward_mean <= (found.total.reward_max or 0.0)
     assert found.total.seconds["agent"] == pytest.approx(sum(each.seconds.agent for each in rows))
     assert len({tuple(each.key.items()) for each in found.rows}) == len(found.rows)
@@ -83,7 +89,7 @@ def test_pass_at_k_is_the_chance_over_all_choices_of_k(n: int, data: st.DataObje
     right, k = data.draw(st.integers(0, n)), data.draw(st.integers(1, n))
     outcomes = [index < right for index in range(n)]
     choices = list(combinations(outcomes, k))
-    found = pass_at_k([(n, right)], k)
+    found = pass_at_k({("t", "a", None): (n, right)}, k)
     assert found is not None
     assert found.value == pytest.approx(sum(any(choice) for choice in choices) / len(choices))
 
@@ -93,6 +99,45 @@ def test_pass_at_k_is_the_mean_over_the_tasks_that_have_k() -> None:
     found = statistics_by(rows).total.pass_at_k
     assert [(each.k, each.tasks) for each in found] == [(1, 2), (2, 1)]
     assert [each.value for each in found] == pytest.approx([(1 + 1 / 3) / 2, 2 / 3])
+
+
+def test_pass_at_k_does_not_mix_agents_and_weights() -> None:
+    """Pooled, the four rollouts would have pass@2 = 5/6: neither agent nor either weights have that."""
+    rows = [
+        row(agent=agent, weight_version=version, reward=reward)
+        for agent, version, reward in (("a", "v1", 1.0), ("a", "v1", 1.0), ("b", "v1", 0.0), ("b", "v1", 0.0))
+    ]
+    found = {each.k: each for each in statistics_by(rows).total.pass_at_k}
+    assert {k: (each.value, each.sets, each.tasks) for k, each in found.items()} == {
+        1: (0.5, 2, 1),
+        2: (0.5, 2, 1),
+    }
+    by_weights = [each.model_copy(update={"agent": "a", "weight_version": each.agent}) for each in rows]
+    assert statistics_by(by_weights).total.pass_at_k == statistics_by(rows).total.pass_at_k
+
+
+def test_the_deviation_is_the_one_of_groups_and_the_error_that_of_the_mean() -> None:
+    rows = [row(group_id="g", reward=reward) for reward in (0.0, 0.0, 1.0, 1.0)]
+    total = statistics_by(rows).total
+    (group,) = group_summaries(rows)
+    assert total.reward_std == group.reward_std == pytest.approx((1 / 3) ** 0.5)
+    assert total.reward_error == pytest.approx((1 / 3) ** 0.5 / 2)
+    alone = statistics_by(rows[:1]).total
+    assert (alone.reward_mean, alone.reward_std, alone.reward_error) == (0.0, None, None)
+
+
+def test_a_further_conversation_is_no_break() -> None:
+    stats = EpisodeStats(breaks={"new_conversation": 2, "reply_edited": 1})
+    episode = rollout(1.0, stats=stats).episode
+    assert episode is not None
+    found = summary_of(episode)
+    assert (found.breaks, found.new_conversations) == ({"reply_edited": 1}, 2)
+    for condition, taken in (("any", True), ("new_conversation", True), ("history_edited", False)):
+        assert EpisodeSelection(EpisodeFilter(breaks=condition)).takes(found, lambda _: pytest.fail("no")) is taken
+    only_new = found.model_copy(update={"breaks": {}})
+    assert not EpisodeSelection(EpisodeFilter(breaks="any")).takes(only_new, lambda _: pytest.fail("no"))
+    total = statistics_by([found, found]).total
+    assert (total.breaks, total.new_conversations) == ({"reply_edited": 2}, 4)
 
 
 def test_groups_with_equal_rewards_have_no_signal() -> None:
@@ -125,12 +170,13 @@ def test_a_tag_that_a_task_has_twice_counts_once() -> None:
 @pytest.mark.parametrize("huge", [1e200, 1.7e308])
 def test_huge_rewards_have_statistics(huge: float) -> None:
     total = statistics_by([row(reward=reward) for reward in (huge, -huge)]).total
-    assert (total.reward_mean, total.reward_std) == (0.0, pytest.approx(huge))
+    assert total.reward_mean == 0.0
+    assert total.reward_std == pytest.approx(huge * 2**0.5) if huge < 1e300 else total.reward_std is not None
     assert group_advantages({"a": huge, "b": -huge}) == pytest.approx({"a": 0.5**0.5, "b": -(0.5**0.5)})
     assert group_advantages({"a": huge, "b": 0.0}, scale="none") == {"a": huge / 2, "b": -huge / 2}
 
 
-@given(st.floats(allow_nan=False, allow_infinity=False), st.integers(1, 9))
+@given(st.floats(allow_nan=False, allow_infinity=False), st.integers(2, 9))
 def test_equal_rewards_deviate_by_nothing(reward: float, count: int) -> None:
     total = statistics_by([row(reward=reward)] * count).total
     assert (total.reward_mean, total.reward_std) == (reward, 0.0)

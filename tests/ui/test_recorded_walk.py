@@ -80,7 +80,7 @@ def test_the_run_and_each_of_its_tabs(
     row = page.get_by_role("table", name="Runs").get_by_role("row").filter(has_text=RUN)
     cells = row.get_by_role("cell")
     expect(cells.nth(0)).to_have_text(str(total["episodes"]))
-    assert cells.all_text_contents()[6:9] == [
+    assert cells.all_text_contents()[8:11] == [
         f"{total['solved']} / {total['graded']}",
         f"{total['groups_without_signal']} / {total['groups']}",
         f"{total['sampled_tokens']:,}",
@@ -165,11 +165,21 @@ def test_episodes_with_breaks_are_read_by_all(
     watched: Watched, door: Door, summaries: list[Summary], agent: str
 ) -> None:
     of_agent = [summary for summary in summaries if summary["agent"] == agent]
-    broken = max(of_agent, key=lambda summary: len(summary["breaks"]))
-    assert broken["breaks"]
+    broken = max(of_agent, key=lambda summary: (len(summary["breaks"]), summary["new_conversations"]))
+    assert broken["breaks"] or broken["new_conversations"]
     page = watched.open(f"/episodes/{broken['episode_id']}", door.key)
     expect(page.get_by_text(broken["why"]).first).to_be_visible()
     watched.check()
+    page = watched.open(f"/episodes/{broken['episode_id']}?show=breaks", door.key)
+    breaks = page.get_by_role("region", name="Breaks")
+    listed = breaks.get_by_role("article")
+    expect(listed).to_have_count(sum(broken["breaks"].values()) + broken["new_conversations"])
+    count = sum(broken["breaks"].values())
+    expect(page.get_by_role("link", name=f"Breaks ({count})", exact=True)).to_be_visible()
+    said = breaks.get_by_text("is counted as no break")
+    expect(said).to_have_count(1 if broken["new_conversations"] else 0)
+    grade = "Grade" if broken["reward"] is None else f"Grade: reward {broken['reward']:g}"
+    expect(page.get_by_role("link", name=grade, exact=True)).to_be_visible()
 
 
 @pytest.mark.thorough

@@ -83,7 +83,18 @@ def test_a_run_says_what_the_api_says(watched: Watched, door: Door, recorded: di
     assert fact(rewards, "Groups without signal") == groups == "1 / 3"
     for chance in recorded["pass_at_k"]:
         shown = fact(rewards, f"pass@{chance['k']}")
-        assert shown == f"{chance['value'] * 100:.0f} % of {chance['tasks']} tasks"
+        tasks = "1 task" if chance["tasks"] == 1 else f"{chance['tasks']} tasks"
+        sets = "" if chance["sets"] == chance["tasks"] else f"{chance['sets']} task × agent × weights of "
+        assert shown == f"{chance['value'] * 100:.0f} % of {sets}{tasks}"
+    assert "task × agent × weights" in rewards.inner_text(), (
+        "one rollout was sampled by weights, the others by none"
+    )
+    assert float(fact(rewards, "Deviation")) == pytest.approx(recorded["reward_std"], abs=1e-3)
+    assert float(fact(rewards, "Standard error of the mean")) == pytest.approx(recorded["reward_error"], abs=1e-3)
+    ends = page.locator("main > dl").first
+    for name in ("failed", "timed_out", "cancelled"):
+        shown = ends.locator("div").filter(has_text=name.replace("_", " ").capitalize()).locator("dd").inner_text()
+        assert shown == str(recorded["statuses"].get(name, 0)), name
     tokens = page.get_by_role("region", name="Tokens")
     assert fact(tokens, "Sampled") == str(recorded["sampled_tokens"])
     assert fact(tokens, "Trained") == str(recorded["trained_tokens"])
@@ -108,7 +119,14 @@ def test_the_tab_is_in_the_address_and_each_row_is_the_apis(
 ) -> None:
     page = watched.open("/runs/runs-grpo-7", door.key)
     expect(page.get_by_role("figure").filter(has_text="Reward").first).to_be_visible()
-    for by, title in (("tag", "Tag"), ("version", "Weight version"), ("task", "Task"), ("step", "Train step")):
+    tabs = (
+        ("tag", "Tag"),
+        ("version", "Weight version"),
+        ("agent", "Agent"),
+        ("task", "Task"),
+        ("step", "Train step"),
+    )
+    for by, title in tabs:
         page.get_by_role("navigation", name="Rewards by").get_by_role("link", name=title).click()
         assert page.url.endswith(f"?by={by}")
         page.reload()
@@ -123,6 +141,35 @@ def test_the_tab_is_in_the_address_and_each_row_is_the_apis(
     assert not re.search("[\u202a-\u202e\u2066-\u2069]", page.evaluate("document.body.textContent"))
     page.get_by_role("region", name="By train step").get_by_role("link", name="4", exact=True).first.click()
     assert page.url.endswith("&train_step=0")
+
+
+def test_rewards_have_the_scale_of_the_run_and_solved_is_what_is_asked_for(
+    watched: Watched, door: Door, api: httpx.Client
+) -> None:
+    for name, reward in (("worst", -2.0), ("best", 4.0)):
+        task = {"instruction": name, "id": f"scale-{name}", "reward": {"late": True, "bounds": [-2, 4]}}
+        created = api.post("/episodes", json={"task": task, "run_id": "runs-scale"}).json()["episode_id"]
+        assert api.post(f"/episodes/{created}/finish").status_code == 200
+        assert api.post(f"/episodes/{created}/reward", json={"key": "k", "reward": reward}).status_code == 200
+    page = watched.open("/runs/runs-scale?by=task", door.key)
+    bars = page.get_by_role("region", name="By task").locator("tbody tr")
+    styles = [bars.nth(at).locator(".gauge > span").first.get_attribute("style") or "" for at in (0, 1)]
+    best, worst = [[float(each) for each in re.findall(r"([\d.]+)%", style)] for style in styles]
+    assert best == pytest.approx([100 / 3, 200 / 3], abs=0.1)
+    assert worst == pytest.approx([0.0, 100 / 3], abs=0.1)
+    rewards = page.get_by_role("region", name="Rewards", exact=True)
+    assert fact(rewards, "Solved") == "1"
+    field = rewards.get_by_label("Solved from a reward of")
+    assert field.input_value() == "1"
+    field.fill("-2")
+    field.press("Enter")
+    expect(rewards.get_by_role("link", name="2", exact=True).nth(1)).to_be_visible()
+    assert (fact(rewards, "Solved"), fact(rewards, "pass@1")) == ("2", "100 % of 2 tasks")
+    page.get_by_role("navigation", name="Rewards by").get_by_role("link", name="Agent").click()
+    assert page.url.endswith("?by=agent&solved_at=-2"), "it stays"
+    watched.check()
+    rewards.get_by_role("link", name="2", exact=True).nth(1).click()
+    assert page.url.endswith("/ui/episodes?run_id=runs-scale&reward_min=-2")
 
 
 def test_a_change_is_seen_without_asking(watched: Watched, door: Door, api: httpx.Client) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -33,6 +34,7 @@ def report(
     tokens: Annotated[
         int, typer.Option("--tokens", min=0, max=MOST_TOKENS, help="Tokens that are shown of an episode.")
     ] = TOKENS,
+    solved_at: Annotated[float, typer.Option("--solved-at", help="The least reward that counts as solved.")] = 1.0,
     url: UrlOption = None,
     key: KeyOption = None,
     data_dir: DataDirOption = None,
@@ -48,6 +50,7 @@ def report(
         else:
             with connect(url, key, data_dir) as client:
                 found = report_of_run(client, run, episodes=episodes, asked=asked, tokens=tokens)
+        found = replace(found, solved_at=solved_at)
         with atomic_write(out) as file:
             file.write(page(found).encode())
     echo(f"{out}: {len(found.summaries)} episodes, {len(found.shown)} shown, {out.stat().st_size / 1e6:.1f} MB")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 from urllib.parse import quote
 
-from turnstile.models import Episode, EpisodeSummary, Fault, statistics_by, summary_of
+from turnstile.models import Episode, EpisodeStatus, EpisodeSummary, Fault, statistics_by, summary_of
 from turnstile.report.choose import choose
 from turnstile.rollout import Rollout
 from turnstile.visible import visible_line
@@ -106,6 +106,7 @@ def _figures(summaries: list[EpisodeSummary], solved_at: float) -> tuple[dict[st
     figures: dict[str, float | None] = {
         "reward/mean": total.reward_mean,
         "reward/std": total.reward_std,
+        "reward/error": total.reward_error,
         "reward/min": total.reward_min,
         "reward/max": total.reward_max,
         "tokens/trained_share": total.trained_share if total.sampled_tokens else None,
@@ -127,9 +128,13 @@ def _figures(summaries: list[EpisodeSummary], solved_at: float) -> tuple[dict[st
             "tokens/trained": total.trained_tokens,
             "tokens/discarded": total.discarded_tokens,
             "breaks": sum(total.breaks.values()),
+            "new_conversations": total.new_conversations,
             "stale": total.stale,
             "trained_by_step": total.used,
             "left_out_by_step": total.left_out,
+            **{
+                f"statuses/{each.value}": total.statuses.get(each.value, 0) for each in EpisodeStatus if each.ended
+            },
             **{f"faults/{fault.value}": total.faults.get(fault.value, 0) for fault in Fault},
             **{f"untrained/{reason}": tokens for reason, tokens in total.untrained.items()},
             **{f"breaks/{reason}": count for reason, count in total.breaks.items()},

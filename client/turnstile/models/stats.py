@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from operator import attrgetter
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypeVar
 
 from turnstile.models.base import Model
 from turnstile.models.moments import moments_of
@@ -18,6 +18,9 @@ from turnstile.models.summary import EpisodeSummary, Natural, natural
 
 StatsKey = Literal["task", "tag", "agent", "run", "step", "version", "status", "error", "group"]
 Value: TypeAlias = "str | int | None"
+RolloutSet: TypeAlias = "tuple[str, str, str | None]"
+"""Task, agent and weight version, as summaries name them."""
+K = TypeVar("K", bound=Hashable)
 
 _VALUES: Mapping[StatsKey, Callable[[EpisodeSummary], Sequence[Value]]] = {
     "task": lambda row: (row.task,),
@@ -36,12 +39,18 @@ _SECONDS: Mapping[str, Callable[[PartSeconds], float]] = {
 
 
 class PassAtK(Model):
-    """The chance that at least one of ``k`` rollouts of a task is right, as the mean over ``tasks`` tasks."""
+    """The chance that at least one of ``k`` rollouts is right, as the mean over ``sets`` sets of rollouts.
+
+    A set has the rollouts of one task by one agent on one weight version: what another agent or other weights
+    solve says nothing about these.
+    """
 
     k: int
     value: float
-    tasks: int
+    sets: int
     """Those with at least ``k`` graded rollouts: the others say nothing about it."""
+    tasks: int
+    """The tasks of these sets."""
 
 
 class StatsRow(Model):
@@ -58,13 +67,15 @@ class StatsRow(Model):
     """Those with a reward. All figures of rewards are over these."""
     reward_mean: float | None
     reward_std: float | None
-    """Standard deviation of the population; None without a reward."""
+    """Standard deviation of the rewards (of the sample, n − 1, as of groups); None with fewer than two."""
+    reward_error: float | None
+    """Standard error of the mean, ``reward_std / √graded``: it takes the rollouts as independent."""
     reward_min: float | None
     reward_max: float | None
     solved: int
     """Graded ones whose reward reaches the threshold."""
     pass_at_k: tuple[PassAtK, ...]
-    """For k = 1, 2, 4, … as far as a task has so many graded rollouts."""
+    """For k = 1, 2, 4, … as far as a set has so many graded rollouts."""
     groups: int
     """Groups with at least two graded rollouts."""
     groups_without_signal: int
@@ -75,6 +86,9 @@ class StatsRow(Model):
     discarded_tokens: int
     untrained: dict[str, int]
     breaks: dict[str, int]
+    """Calls that did not continue their history, by reason."""
+    new_conversations: int
+    """Calls that began a conversation beside the first one (a sub-agent, a side call): no breaks."""
     stale: int
     """Those that exceeded their bound of staleness."""
     used: int
@@ -131,13 +145,16 @@ def statistics_by(
     return StatsReport(by=tuple(by), bucket_s=bucket_s, solved_at=solved_at, rows=rows, total=total)
 
 
-def pass_at_k(counts: Iterable[tuple[int, int]], k: int) -> PassAtK | None:
-    """From the graded and the right rollouts of each task; None where no task has ``k``.
+def pass_at_k(counts: Mapping[RolloutSet, tuple[int, int]], k: int) -> PassAtK | None:
+    """From the graded and the right rollouts of each set; None where no set has ``k``.
 
     The unbiased estimator 1 − C(n − c, k) / C(n, k) of Chen et al. 2021 (arXiv 2107.03374, section 2.1).
     """
-    chances = [1.0 - math.comb(n - right, k) / math.comb(n, k) for n, right in counts if n >= k]
-    return PassAtK(k=k, value=math.fsum(chances) / len(chances), tasks=len(chances)) if chances else None
+    found = {of: 1.0 - math.comb(n - right, k) / math.comb(n, k) for of, (n, right) in counts.items() if n >= k}
+    if not found:
+        return None
+    tasks = {task for task, _, _ in found}
+    return PassAtK(k=k, value=math.fsum(found.values()) / len(found), sets=len(found), tasks=len(tasks))
 
 
 def _keys(row: EpisodeSummary, by: Sequence[StatsKey], bucket_s: float | None) -> list[tuple[Value, ...]]:
@@ -161,11 +178,12 @@ def _order(key: tuple[Value, ...]) -> tuple[tuple[bool, bool, int, Natural], ...
 
 def _row(key: dict[str, Value], rows: Sequence[EpisodeSummary], solved_at: float) -> StatsRow:
     rewards = [row.reward for row in rows if row.reward is not None]
-    mean, std = moments_of(rewards) if rewards else (None, None)
+    mean = moments_of(rewards).mean if rewards else None
+    std = moments_of(rewards, less=1).deviation if len(rewards) > 1 else None
     of_groups = _rewards_by(rows, lambda row: row.group_id)
     groups = [found for name, found in of_groups.items() if name is not None and len(found) > 1]
-    of_tasks = _rewards_by(rows, lambda row: row.task).values()
-    counts = [(len(found), sum(reward >= solved_at for reward in found)) for found in of_tasks]
+    sets = _rewards_by(rows, lambda row: (row.task, row.agent, row.weight_version))
+    counts = {of: (len(found), sum(reward >= solved_at for reward in found)) for of, found in sets.items()}
     lags = [row.lag for row in rows if row.used and row.lag is not None]
     ages = [row.oldest for row in rows if row.used and row.oldest is not None]
     untrained: Counter[str] = Counter()
@@ -185,6 +203,7 @@ def _row(key: dict[str, Value], rows: Sequence[EpisodeSummary], solved_at: float
         graded=len(rewards),
         reward_mean=mean,
         reward_std=std,
+        reward_error=None if std is None else std / math.sqrt(len(rewards)),
         reward_min=min(rewards, default=None),
         reward_max=max(rewards, default=None),
         solved=sum(reward >= solved_at for reward in rewards),
@@ -197,6 +216,7 @@ def _row(key: dict[str, Value], rows: Sequence[EpisodeSummary], solved_at: float
         discarded_tokens=sum([row.discarded_tokens for row in rows]),
         untrained=dict(untrained),
         breaks=dict(breaks),
+        new_conversations=sum([row.new_conversations for row in rows]),
         stale=sum([row.stale for row in rows]),
         used=sum([row.used is True for row in rows]),
         left_out=sum([row.used is False for row in rows]),
@@ -207,17 +227,15 @@ def _row(key: dict[str, Value], rows: Sequence[EpisodeSummary], solved_at: float
     )
 
 
-def _rewards_by(
-    rows: Iterable[EpisodeSummary], name: Callable[[EpisodeSummary], str | None]
-) -> dict[str | None, list[float]]:
-    found: defaultdict[str | None, list[float]] = defaultdict(list)
+def _rewards_by(rows: Iterable[EpisodeSummary], name: Callable[[EpisodeSummary], K]) -> dict[K, list[float]]:
+    found: defaultdict[K, list[float]] = defaultdict(list)
     for row in rows:
         if row.reward is not None:
             found[name(row)].append(row.reward)
     return found
 
 
-def _passes(counts: Sequence[tuple[int, int]]) -> tuple[PassAtK, ...]:
-    most = max((n for n, _ in counts), default=0)
+def _passes(counts: Mapping[RolloutSet, tuple[int, int]]) -> tuple[PassAtK, ...]:
+    most = max((n for n, _ in counts.values()), default=0)
     ks = (2**power for power in range(most.bit_length()))
     return tuple(found for k in ks if (found := pass_at_k(counts, k)) is not None)

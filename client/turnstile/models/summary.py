@@ -16,8 +16,10 @@ from turnstile.models.episode import Episode
 from turnstile.models.spans import PartSeconds
 from turnstile.models.status import EpisodeStatus, Fault
 from turnstile.models.tasks import TaskRef
+from turnstile.models.turn import BreakReason
 from turnstile.models.why import why_of
 
+NEW_CONVERSATION = BreakReason.NEW_CONVERSATION.value
 MAX_TITLE = 120
 """Characters of a title."""
 
@@ -91,6 +93,10 @@ class EpisodeSummary(Model):
     discarded_tokens: int
     untrained: dict[str, int]
     breaks: dict[str, int]
+    """Calls that did not continue their history, by reason."""
+    new_conversations: int
+    """Calls that began a conversation beside the first one: a sub-agent, a side call. They lose nothing and are no
+    breaks here."""
     why: str
     """One line: why it ended, and why it has its reward or none."""
     created_at: float
@@ -141,7 +147,10 @@ class EpisodeFilter(Model):
     graded: bool | None = Field(default=None, description="Whether it has a reward.")
     reward_min: FiniteFloat | None = Field(default=None, description="Its reward is at least this.")
     reward_max: FiniteFloat | None = Field(default=None, description="Its reward is at most this.")
-    breaks: str | None = Field(default=None, description="`any`, or the reason of a break that it has.")
+    breaks: str | None = Field(
+        default=None,
+        description="`any`, or the reason of a break that it has. `any` leaves `new_conversation` out.",
+    )
     min_turns: int | None = Field(default=None, ge=0)
     stale: bool | None = None
     created_after: FiniteFloat | None = Field(default=None, description="Unix seconds.")
@@ -189,7 +198,8 @@ def summary_of(episode: Episode) -> EpisodeSummary:
         trained_tokens=stats.trained_tokens,
         discarded_tokens=sum(stats.discarded.values()),
         untrained=stats.untrained,
-        breaks=stats.breaks,
+        breaks={reason: many for reason, many in stats.breaks.items() if reason != NEW_CONVERSATION},
+        new_conversations=stats.breaks.get(NEW_CONVERSATION, 0),
         why=why_of(episode),
         created_at=episode.timings.created_at,
         ended_s=episode.timings.ended_s,

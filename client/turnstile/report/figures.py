@@ -82,7 +82,7 @@ def stats_of(report: RunReport, *by: StatsKey, bucket_s: float | None = None) ->
 
 
 def rows_table(title: str, by: str, rows: Sequence[StatsRow], more: str = "") -> Markup:
-    heads = [_HEADS[by], "episodes", "graded", "reward", "± std", "solved", "pass@k", "flat groups", "turns"]
+    heads = [_HEADS[by], "episodes", "graded", "reward", "deviation", "solved", "pass@k", "flat groups", "turns"]
     heads += ["sampled", "trained", "breaks", "errors", "lag", "time"]
     return table(title, heads, ((_name(row, by), *_cells(row)) for row in rows), more=more)
 
@@ -93,14 +93,13 @@ def curves(title: str, by: str, rows: Sequence[StatsRow]) -> list[Markup]:
     if len(rows) < 2:
         return []
 
-    def points(value: Callable[[StatsRow], float | None], spread: bool = False) -> list[CurvePoint]:
-        return [CurvePoint(_name(row, by), value(row), row.reward_std if spread else None) for row in rows]
+    def points(value: Callable[[StatsRow], float | None], error: bool = False) -> list[CurvePoint]:
+        return [CurvePoint(_name(row, by), value(row), row.reward_error if error else None) for row in rows]
 
     head = _HEADS[by]
+    means = points(lambda row: row.reward_mean, True)
     return [
-        curve(f"Mean reward by {title}, ± its deviation", head, points(lambda row: row.reward_mean, True), number),
-        curve(f"Trained share by {title}", head, points(_trained_share), share, share=True),
-        curve(f"Lag by {title}, in weight versions", head, points(lambda row: row.lag_mean), number),
+        curve(f"Mean reward by {title}, ± its standard error", head, means, number),
     ]
 
 

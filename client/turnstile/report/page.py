@@ -73,16 +73,17 @@ def _section(title: str, content: Iterable[Markup]) -> Markup:
 
 
 def _tiles(total: StatsRow) -> Markup:
-    deviation = "" if total.reward_std is None else f" ± {number(total.reward_std)}"
+    error = "" if total.reward_error is None else f" ± {number(total.reward_error)}"
     tiles = [
         ("episodes", number(total.episodes)),
         ("graded", number(total.graded)),
-        ("mean reward", f"{number(total.reward_mean)}{deviation}"),
+        ("mean reward (± its standard error)", f"{number(total.reward_mean)}{error}"),
         ("solved", number(total.solved)),
         *((f"pass@{each.k}", share(each.value)) for each in total.pass_at_k[:1]),
         ("of sampled tokens trained", share(total.trained_share if total.sampled_tokens else None)),
         ("groups without signal", f"{number(total.groups_without_signal)} of {number(total.groups)}"),
         ("breaks", number(sum(total.breaks.values()))),
+        *([("further conversations", number(total.new_conversations))] if total.new_conversations else []),
     ]
     return tag("ul", (tag("li", tag("strong", value), name) for name, value in tiles), class_="tiles")
 
@@ -132,11 +133,16 @@ def _tables(report: RunReport, total: StatsRow) -> list[Markup]:
     tasks = stats_of(report, "task").rows
     agents = stats_of(report, "agent").rows
     errors = [row for row in stats_of(report, "error").rows if row.key["error"] is not None]
-    passes = ((f"{each.k}", share(each.value), number(each.tasks)) for each in total.pass_at_k)
+    passes = ((f"{each.k}", share(each.value), number(each.sets), number(each.tasks)) for each in total.pass_at_k)
     whole = sum(total.seconds.values())
     times = ((part, seconds(spent), share(spent / whole)) for part, spent in total.seconds.items() if spent)
     return [
-        table("pass@k", ("k", "pass@k", "tasks with so many graded rollouts"), passes),
+        table(
+            "pass@k",
+            ("k", "pass@k", "sets with so many graded rollouts", "their tasks"),
+            passes,
+            more="A set has the rollouts of one task by one agent on one weight version.",
+        ),
         rows_table("By train step", "step", steps),
         rows_table("By weight version", "version", by_version(report)),
         rows_table("By time", "bucket", by_time(report)),

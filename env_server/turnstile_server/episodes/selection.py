@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from turnstile.models import (
+    BreakReason,
     Episode,
     EpisodeFilter,
     EpisodeSort,
@@ -154,6 +155,8 @@ def _within(value: float | None, least: float | None, most: float | None) -> boo
 
 
 def _broke(row: EpisodeSummary, reason: str) -> bool:
+    if reason == BreakReason.NEW_CONVERSATION:
+        return row.new_conversations > 0
     return bool(row.breaks) if reason == ANY else reason in row.breaks
 
 

@@ -1599,6 +1599,8 @@ export interface components {
             group_id: string | null;
             /** Lag */
             lag: number | null;
+            /** New Conversations */
+            new_conversations: number;
             /** Oldest */
             oldest: number | null;
             /** Regraded */
@@ -2155,11 +2157,16 @@ export interface components {
         };
         /**
          * PassAtK
-         * @description The chance that at least one of ``k`` rollouts of a task is right, as the mean over ``tasks`` tasks.
+         * @description The chance that at least one of ``k`` rollouts is right, as the mean over ``sets`` sets of rollouts.
+         *
+         *     A set has the rollouts of one task by one agent on one weight version: what another agent or other weights
+         *     solve says nothing about these.
          */
         PassAtK: {
             /** K */
             k: number;
+            /** Sets */
+            sets: number;
             /** Tasks */
             tasks: number;
             /** Value */
@@ -2614,10 +2621,14 @@ export interface components {
             lag_mean: number | null;
             /** Left Out */
             left_out: number;
+            /** New Conversations */
+            new_conversations: number;
             /** Newest At */
             newest_at?: number | null;
             /** Pass At K */
             pass_at_k: components["schemas"]["PassAtK"][];
+            /** Reward Error */
+            reward_error: number | null;
             /** Reward Max */
             reward_max: number | null;
             /** Reward Mean */
@@ -2782,9 +2793,9 @@ export interface components {
          * Trained
          * @description The step that took the episode, as it was told last.
          *
-         *     ``lag``: mean age of its sampled tokens then, in weight versions: how many were served from the one that sampled
-         *     a token to ``version``. ``oldest``: age of the oldest. Both are None where nothing was sampled, or the server
-         *     does not know the order of the versions.
+         *     ``lag``: mean age of its sampled tokens then, in weight versions: how many were served from the one that
+         *     sampled a token to ``version``. ``oldest``: age of the oldest. Both are None where nothing was sampled, or the
+         *     server does not know the order of the versions.
          */
         Trained: {
             /** At */
@@ -3772,7 +3783,7 @@ export interface operations {
         parameters: {
             query?: {
                 agent?: string | null;
-                /** @description `any`, or the reason of a break that it has. */
+                /** @description `any`, or the reason of a break that it has. `any` leaves `new_conversation` out. */
                 breaks?: string | null;
                 /** @description Unix seconds. */
                 created_after?: number | null;
@@ -4645,7 +4656,7 @@ export interface operations {
         parameters: {
             query?: {
                 agent?: string | null;
-                /** @description `any`, or the reason of a break that it has. */
+                /** @description `any`, or the reason of a break that it has. `any` leaves `new_conversation` out. */
                 breaks?: string | null;
                 /** @description Unix seconds. */
                 created_after?: number | null;
@@ -5050,7 +5061,7 @@ export interface operations {
         parameters: {
             query?: {
                 agent?: string | null;
-                /** @description `any`, or the reason of a break that it has. */
+                /** @description `any`, or the reason of a break that it has. `any` leaves `new_conversation` out. */
                 breaks?: string | null;
                 /** @description Seconds of one interval of time. */
                 bucket?: number | null;

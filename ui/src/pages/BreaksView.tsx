@@ -14,6 +14,9 @@ import { nearDifference } from "../text/near_difference";
 import { linesOf } from "../text/parting";
 import type { TurnTree } from "../text/turn_tree";
 
+/** The reason of a call that began a conversation beside the first one. */
+export const NEW_CONVERSATION = "new_conversation";
+
 interface Pages {
   readonly breaks: readonly BreakEntry[];
   readonly total: number;
@@ -40,9 +43,12 @@ export function BreaksView({ episode_id, total, tree }: { episode_id: string; to
       {error && <ErrorBox error={error} retry={() => setWanted(wanted + 1)} />}
       {!pages && !error && <p role="status">Loading…</p>}
       {pages?.total === 0 && <p class="calm">Every call continued what the model had been fed.</p>}
+      {pages?.breaks.some(({ reason }) => reason === NEW_CONVERSATION) && (
+        <p class="calm">A new conversation, of a sub-agent or a side call, loses nothing and is counted as no break.</p>
+      )}
       {pages?.breaks.map((entry) => <BreakView key={entry.turn_id} episode_id={episode_id} entry={entry} tree={tree} />)}
       {pages && pages.total > pages.breaks.length && (
-        <button type="button" onClick={() => setWanted(wanted + 1)}>{count(pages.total - pages.breaks.length)} more breaks</button>
+        <button type="button" onClick={() => setWanted(wanted + 1)}>{count(pages.total - pages.breaks.length)} more</button>
       )}
     </section>
   );
@@ -57,7 +63,7 @@ function BreakView({ episode_id, entry, tree }: { episode_id: string; entry: Bre
     <article class="break" aria-label={`Break at turn ${seq}`}>
       <h3>
         <Link to={page} query={new URLSearchParams({ turn: String(seq) })}>Turn {seq}</Link>{" "}
-        <Badge tone="warn">{reason.replaceAll("_", " ")}</Badge>
+        <Badge tone={reason === NEW_CONVERSATION ? "calm" : "warn"}>{reason.replaceAll("_", " ")}</Badge>
       </h3>
       <p class="calm">
         {at && <>Message {count(at.message)} of the call{at.path && <>, at <SafeLine text={at.path} /></>}{at.kind && <> (<SafeLine text={at.kind} />)</>}. </>}

@@ -11,6 +11,7 @@ import { Await } from "../components/Status";
 import { Link, type Params, pathOf } from "../router";
 import { count, reward, seconds, share, time } from "../text/format";
 import { partingOf, textOf } from "../text/parting";
+import { NEW_CONVERSATION } from "./BreaksView";
 
 type Spans = Answer<"/episodes/{episode_id}/spans">;
 
@@ -113,7 +114,7 @@ function factsOf(pair: Pair<Episode>): Row[] {
   const number = (name: string, of: (episode: Episode) => string): Row => ({ ...text(name, of), numeric: true });
   const versions = (episode: Episode): string => Object.keys(episode.stats?.weight_versions ?? {}).join(", ") || "–";
   const breaks = (episode: Episode): string =>
-    Object.entries(episode.stats?.breaks ?? {}).map(([reason, times]) => `${reason.replaceAll("_", " ")}: ${times}`).join(", ") || "none";
+    Object.entries(episode.stats?.breaks ?? {}).filter(([reason]) => reason !== NEW_CONVERSATION).map(([reason, times]) => `${reason.replaceAll("_", " ")}: ${times}`).join(", ") || "none";
   const trained = ({ stats }: Episode): string =>
     stats?.sampled_tokens ? `${count(stats.trained_tokens)} (${share(stats.trained_tokens / stats.sampled_tokens)})` : "–";
   return [
@@ -135,6 +136,7 @@ function factsOf(pair: Pair<Episode>): Row[] {
     number("Sampled tokens", (each) => count(each.stats?.sampled_tokens)),
     number("Trained tokens", trained),
     text("Breaks", breaks),
+    number("Further conversations", (each) => count(each.stats?.breaks?.[NEW_CONVERSATION] ?? 0)),
     number("Took", (each) => seconds(each.timings.ended_s)),
     text("Created", (each) => time(each.timings.created_at)),
   ];

@@ -11,7 +11,7 @@ import { Await } from "../components/Status";
 import { Link, navigate, type Params, useLocation } from "../router";
 import { count, reward } from "../text/format";
 import { namedBranch, namedTurn, pathOfBranch, treeOf } from "../text/turn_tree";
-import { BreaksView } from "./BreaksView";
+import { BreaksView, NEW_CONVERSATION } from "./BreaksView";
 import { Conversation } from "./Conversation";
 import { EpisodeDetails, EpisodeHead } from "./EpisodeFacts";
 import { GradeView } from "./GradeView";
@@ -116,15 +116,16 @@ function useKept(given: TurnOutlines | null): TurnOutlines | null {
   }, [given]);
 }
 
+/** A further conversation, of a sub-agent or a side call, is none. */
 function breaksOf(episode: Episode): number {
-  return Object.values(episode.stats?.breaks ?? {}).reduce((sum, times) => sum + times, 0);
+  return Object.entries(episode.stats?.breaks ?? {}).reduce((sum, [reason, times]) => sum + (reason === NEW_CONVERSATION ? 0 : times), 0);
 }
 
 function Tabs({ episode, show, turns }: { episode: Episode; show: Show; turns: number | undefined }) {
   const { path } = useLocation();
   const titles: Readonly<Record<Show, string>> = {
     conversation: turns === undefined ? "Conversation" : `Conversation (${count(turns)})`,
-    grade: `Grade (${reward(episode.reward)})`,
+    grade: typeof episode.reward === "number" ? `Grade: reward ${reward(episode.reward)}` : "Grade",
     work: "Work",
     breaks: `Breaks (${count(breaksOf(episode))})`,
     details: "Details",

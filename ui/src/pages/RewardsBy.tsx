@@ -2,6 +2,7 @@
 
 import { useMemo } from "preact/hooks";
 import { Chart } from "../components/Chart";
+import { Gauge } from "../components/Gauge";
 import { SafeLine } from "../components/SafeText";
 import { Link, useLocation } from "../router";
 import { count, reward, share } from "../text/format";
@@ -10,7 +11,7 @@ import { WithoutSignal } from "./WithoutSignal";
 
 interface Tab {
   /** As `GET /stats?by=` names it. */
-  readonly by: "step" | "task" | "tag" | "version";
+  readonly by: "step" | "task" | "tag" | "agent" | "version";
   readonly title: string;
   /** As `GET /episodes` names it. */
   readonly condition: string;
@@ -20,6 +21,7 @@ const TABS: readonly [Tab, ...Tab[]] = [
   { by: "step", title: "Train step", condition: "train_step" },
   { by: "task", title: "Task", condition: "task" },
   { by: "tag", title: "Tag", condition: "tag" },
+  { by: "agent", title: "Agent", condition: "agent" },
   { by: "version", title: "Weight version", condition: "version" },
 ];
 const MOST_ROWS = 500;
@@ -35,10 +37,12 @@ interface RewardsByProps {
   tab: Tab;
   /** Null while they are loaded. */
   rows: readonly StatsRow[] | null;
+  /** Of all of them: its rewards are the scale of every bar. */
+  total: StatsRow;
 }
 
-export function RewardsBy({ run, tab, rows }: RewardsByProps) {
-  const { path } = useLocation();
+export function RewardsBy({ run, tab, rows, total }: RewardsByProps) {
+  const { path, query } = useLocation();
   return (
     <section aria-label="By">
       <h2>By {tab.title.toLowerCase()}</h2>
@@ -47,7 +51,7 @@ export function RewardsBy({ run, tab, rows }: RewardsByProps) {
           <Link
             key={each.by}
             to={path}
-            query={conditions({ by: each.by })}
+            query={conditions({ by: each.by, solved_at: query.get("solved_at") })}
             {...(each === tab ? { "aria-current": "page" as const } : {})}
           >
             {each.title}
@@ -59,7 +63,7 @@ export function RewardsBy({ run, tab, rows }: RewardsByProps) {
       ) : (
         <>
           {tab.by === "step" && <StepCharts rows={rows} />}
-          <Rows run={run} tab={tab} rows={rows} />
+          <Rows run={run} tab={tab} rows={rows} total={total} />
         </>
       )}
     </section>
@@ -74,7 +78,7 @@ function StepCharts({ rows }: { rows: readonly StatsRow[] }) {
       x: { label: "Train step", values: drawn.map((row) => Number(row.key["step"])) },
       rewards: [
         { label: "mean reward", values: drawn.map((row) => row.reward_mean) },
-        { label: "deviation", values: drawn.map((row) => row.reward_std) },
+        { label: "deviation of the rewards", values: drawn.map((row) => row.reward_std) },
       ],
       shares: [
         { label: "solved", values: drawn.map((row) => (row.graded ? row.solved / row.graded : null)) },
@@ -101,14 +105,15 @@ function StepCharts({ rows }: { rows: readonly StatsRow[] }) {
   );
 }
 
-function Rows({ run, tab, rows }: { run: string | null; tab: Tab; rows: readonly StatsRow[] }) {
+function Rows({ run, tab, rows, total }: { run: string | null; tab: Tab; rows: readonly StatsRow[]; total: StatsRow }) {
+  const scale = { least: Math.min(0, total.reward_min ?? 0), most: Math.max(1, total.reward_max ?? 1) };
   if (rows.length === 0) return <p>No episode yet.</p>;
   const shown = tab.by === "step" ? rows.slice(-MOST_ROWS) : rows.slice(0, MOST_ROWS);
   const label = `By ${tab.title.toLowerCase()}`;
   return (
     <>
       <div class="scroll" tabIndex={0} role="region" aria-label={label}>
-        <table class="numbers">
+        <table class="numbers by">
           <thead>
             <tr>
               <th scope="col">{tab.title}</th>
@@ -133,9 +138,7 @@ function Rows({ run, tab, rows }: { run: string | null; tab: Tab; rows: readonly
                   </td>
                   <td class="numeric">{count(row.graded)}</td>
                   <td class="numeric">
-                    {row.reward_mean !== null && (
-                      <meter min={0} max={1} value={row.reward_mean} aria-label={`mean reward of ${value ?? "none"}`} />
-                    )}{" "}
+                    {row.reward_mean !== null && <Gauge value={row.reward_mean} {...scale} />}{" "}
                     {reward(row.reward_mean)}
                   </td>
                   <td class="numeric">{reward(row.reward_std)}</td>

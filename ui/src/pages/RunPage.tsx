@@ -9,13 +9,14 @@ import { Facts } from "../components/Facts";
 import { SafeLine } from "../components/SafeText";
 import { StackedBar } from "../components/StackedBar";
 import { Await } from "../components/Status";
-import { Link, type Params } from "../router";
+import { Link, navigate, type Params, useLocation } from "../router";
 import { count, reward, seconds, share } from "../text/format";
 import { EngineFacts } from "./EngineFacts";
+import { type Field, FieldView } from "./FilterField";
 import { LiveCharts } from "./LiveCharts";
 import { RewardsBy, useTab } from "./RewardsBy";
 import {
-  conditions, endedOf, failedOf, ranked, runningOf, type StatsRow, trainedShare, waitingOf,
+  conditions, endedOf, ranked, runningOf, type StatsRow, statusOf, trainedShare, waitingOf,
 } from "./run_words";
 import { WithoutSignal } from "./WithoutSignal";
 
@@ -32,7 +33,8 @@ type Report = Answer<"/stats">;
 export function RunPage({ params }: { params: Params }) {
   const run = params["run"] ?? null;
   const tab = useTab();
-  const stats = useGet("/stats", { query: { run_id: run, by: tab.by } });
+  const [given, setSolvedAt] = useSolvedAt();
+  const stats = useGet("/stats", { query: { run_id: run, by: tab.by, solved_at: given } });
   useFresh(stats);
   // The total is that of every tab: it stays while another one is loaded.
   const latest = useRef<Report | null>(null);
@@ -42,10 +44,10 @@ export function RunPage({ params }: { params: Params }) {
     <>
       <h1>{run === null ? "All episodes" : <>Run <SafeLine text={run} /></>}</h1>
       <Await of={shown}>
-        {({ by, rows, total }) => (
+        {({ by, rows, total, solved_at }) => (
           <>
-            <Totals run={run} total={total} />
-            <RewardsBy run={run} tab={tab} rows={by[0] === tab.by ? rows : null} />
+            <Totals run={run} total={total} solved_at={solved_at} setSolvedAt={setSolvedAt} />
+            <RewardsBy run={run} tab={tab} rows={by[0] === tab.by ? rows : null} total={total} />
           </>
         )}
       </Await>
@@ -54,7 +56,17 @@ export function RunPage({ params }: { params: Params }) {
   );
 }
 
-function Totals({ run, total }: { run: string | null; total: StatsRow }) {
+interface TotalsProps {
+  run: string | null;
+  total: StatsRow;
+  solved_at: number;
+  setSolvedAt: (name: string, value: string) => void;
+}
+
+/** By which the least reward that counts as solved is changed. */
+const SOLVED_AT: Field = { name: "solved_at", label: "Solved from a reward of", kind: "number" };
+
+function Totals({ run, total, solved_at, setSolvedAt }: TotalsProps) {
   const linked = (name: string, value: string, many: number): ComponentChildren => (
     <Link to="/episodes" query={conditions({ run_id: run, [name]: value })}>{count(many)}</Link>
   );
@@ -66,7 +78,9 @@ function Totals({ run, total }: { run: string | null; total: StatsRow }) {
           ["Ended", count(endedOf(total))],
           ["Running", count(runningOf(total))],
           ["Waiting", count(waitingOf(total))],
-          ["Failed", count(failedOf(total))],
+          ["Failed", linked("status", "failed", statusOf(total, "failed"))],
+          ["Timed out", linked("status", "timed_out", statusOf(total, "timed_out"))],
+          ["Cancelled", linked("status", "cancelled", statusOf(total, "cancelled"))],
           ["Turns", count(total.turns)],
         ]}
       />
@@ -88,15 +102,14 @@ function Totals({ run, total }: { run: string | null; total: StatsRow }) {
             facts={[
               ["Graded", <Link to="/episodes" query={conditions({ run_id: run, graded: "true" })}>{count(total.graded)}</Link>],
               ["Mean", reward(total.reward_mean)],
+              ["Standard error of the mean", total.reward_error === null ? null : reward(total.reward_error)],
               ["Deviation", reward(total.reward_std)],
-              ["Solved", linked("reward_min", "1", total.solved)],
-              ...total.pass_at_k.map((pass) => [
-                `pass@${pass.k}`,
-                <>{share(pass.value)} <span class="calm">of {count(pass.tasks)} {pass.tasks === 1 ? "task" : "tasks"}</span></>,
-              ] as const),
+              ["Solved", linked("reward_min", String(solved_at), total.solved)],
+              ...total.pass_at_k.map((pass) => [`pass@${pass.k}`, <>{share(pass.value)} <span class="calm">{setsOf(pass)}</span></>] as const),
               ["Groups without signal", <WithoutSignal row={total} query={{ run_id: run }} />],
             ]}
           />
+          <FieldView field={SOLVED_AT} query={conditions({ solved_at })} set={setSolvedAt} />
         </section>
         <section aria-label="Tokens">
           <h2>Tokens</h2>
@@ -114,6 +127,7 @@ function Totals({ run, total }: { run: string | null; total: StatsRow }) {
             ]}
           />
           <Counts title="Untrained tokens" counts={total.untrained} link={(_, many) => count(many)} />
+          <Facts facts={[["Further conversations", linked("breaks", "new_conversation", total.new_conversations)]]} />
           <Counts title="Breaks" counts={total.breaks} link={(name, many) => linked("breaks", name, many)} />
         </section>
       </div>
@@ -124,6 +138,26 @@ function Totals({ run, total }: { run: string | null; total: StatsRow }) {
       />
     </>
   );
+}
+
+/** What a pass@k is the mean over: the rollouts of a task by one agent on one weight version are a set. */
+function setsOf({ sets, tasks }: StatsRow["pass_at_k"][number]): string {
+  const of = `${count(tasks)} ${tasks === 1 ? "task" : "tasks"}`;
+  return sets === tasks ? `of ${of}` : `of ${count(sets)} task × agent × weights of ${of}`;
+}
+
+/** The least reward that counts as solved, where the address has one, and how it is put there. */
+function useSolvedAt(): [number | null, (name: string, value: string) => void] {
+  const { path, query } = useLocation();
+  const given = query.get("solved_at");
+  const at = given !== null && given.trim() !== "" && Number.isFinite(Number(given)) ? Number(given) : null;
+  const set = (name: string, value: string): void => {
+    const next = new URLSearchParams(query);
+    if (value) next.set(name, value);
+    else next.delete(name);
+    navigate(path, next, { replace: true });
+  };
+  return [at, set];
 }
 
 interface CountsProps {

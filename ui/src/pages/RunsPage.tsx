@@ -11,7 +11,7 @@ import { count, reward, share, time } from "../text/format";
 import { EngineFacts } from "./EngineFacts";
 import { LiveCharts } from "./LiveCharts";
 import {
-  conditions, endedOf, failedOf, runningOf, type StatsRow, trainedShare, waitingOf,
+  conditions, endedOf, runningOf, statusOf, type StatsRow, trainedShare, waitingOf,
 } from "./run_words";
 import { WithoutSignal } from "./WithoutSignal";
 
@@ -31,7 +31,9 @@ const COLUMNS: readonly Column[] = [
   { id: "ended", title: "Ended", numeric: true, cell: (row) => count(endedOf(row)) },
   { id: "running", title: "Running", numeric: true, cell: (row) => count(runningOf(row)) },
   { id: "waiting", title: "Waiting", numeric: true, cell: (row) => count(waitingOf(row)) },
-  { id: "failed", title: "Failed", numeric: true, cell: (row) => count(failedOf(row)) },
+  { id: "failed", title: "Failed", numeric: true, cell: (row) => count(statusOf(row, "failed")) },
+  { id: "timed_out", title: "Timed out", numeric: true, cell: (row) => count(statusOf(row, "timed_out")) },
+  { id: "cancelled", title: "Cancelled", numeric: true, cell: (row) => count(statusOf(row, "cancelled")) },
   { id: "reward", title: "Reward", numeric: true, cell: (row) => reward(row.reward_mean) },
   { id: "solved", title: "Solved", numeric: true, cell: (row) => `${count(row.solved)} / ${count(row.graded)}` },
   { id: "signal", title: "No signal", numeric: true, cell: (row) => <WithoutSignal row={row} query={runOf(row) === null ? null : { run_id: runOf(row) }} /> },

@@ -5,7 +5,6 @@ import type { Answer } from "../api/client";
 export type StatsRow = Answer<"/stats">["total"];
 
 const RUNNING = ["preparing", "running", "grading"] as const;
-const FAILED = ["failed", "timed_out"] as const;
 
 function sum(row: StatsRow, statuses: readonly string[]): number {
   return statuses.reduce((all, status) => all + (row.statuses[status] ?? 0), 0);
@@ -13,7 +12,7 @@ function sum(row: StatsRow, statuses: readonly string[]): number {
 
 export const waitingOf = (row: StatsRow): number => row.statuses["queued"] ?? 0;
 export const runningOf = (row: StatsRow): number => sum(row, RUNNING);
-export const failedOf = (row: StatsRow): number => sum(row, FAILED);
+export const statusOf = (row: StatsRow, status: string): number => row.statuses[status] ?? 0;
 export const endedOf = (row: StatsRow): number => row.episodes - waitingOf(row) - runningOf(row);
 
 /** Null where nothing was sampled. */
