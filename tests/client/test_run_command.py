@@ -36,6 +36,14 @@ def stub() -> Iterator[StubServer]:
         yield door
 
 
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a run is kept that names no folder."""
+    folder = tmp_path_factory.mktemp("here")
+    monkeypatch.chdir(folder)
+    return folder
+
+
 def run_command(stub: StubServer, *arguments: str | Path) -> Done:
     return turnstile("run", *arguments, TURNSTILE_URL=stub.url)
 
@@ -59,6 +67,37 @@ def test_every_task_of_the_server_is_run_and_told(stub: StubServer, tmp_path: Pa
     assert sorted(row["episode"]["seed"] for row in rows) == [5, 6, 7, 8, 9, 10]
     kept = {path.name for path in (tmp_path / "out" / "samples").iterdir()}
     assert kept == {f"{row['episode']['episode_id']}.jsonl" for row in rows}
+
+
+def test_a_run_that_names_no_folder_is_kept_and_says_how_to_open_it(stub: StubServer, own_folder: Path) -> None:
+    done = run_command(stub, "--run-id", "mine")
+    assert done.returncode == DONE, done.stderr
+    folder = "turnstile-runs/mine"
+    assert done.stdout.splitlines()[-1] == f"kept in {folder}; to look at it: turnstile ui {folder}"
+    rows = lines_of(own_folder / "turnstile-runs" / "mine" / "episodes.jsonl")
+    assert {row["task"]["id"] for row in rows} == {"task-0", "task-1", "task-2"}
+    assert len(list((own_folder / "turnstile-runs" / "mine" / "samples").iterdir())) == 3
+    again = run_command(stub, "--run-id", "mine", "--json")
+    assert again.stderr.splitlines()[-1].startswith("kept in turnstile-runs/mine-2;")
+    assert len(again.stdout.splitlines()) == 3
+    fresh = run_command(stub).stdout.splitlines()[-1]
+    (run,) = {request.run_id for request in stub.created} - {"mine"}
+    assert fresh == f"kept in turnstile-runs/{run}; to look at it: turnstile ui turnstile-runs/{run}"
+
+
+def test_a_run_is_not_kept_where_that_is_asked_and_nothing_is_left_of_one_that_never_was(
+    stub: StubServer, own_folder: Path
+) -> None:
+    done = run_command(stub, "--no-out")
+    assert done.stdout.splitlines()[-1] == "nothing of the run was kept here (--no-out)"
+    assert list(own_folder.iterdir()) == []
+    assert "drop it or --out" in one_sentence(run_command(stub, "--no-out", "--out", "x"), USAGE)
+    turnstile("run", "--tasks", "a", "--url", "http://127.0.0.1:9")
+    assert list((own_folder / "turnstile-runs").iterdir()) == []
+    (own_folder / "turnstile-runs").rmdir()
+    (own_folder / "turnstile-runs").write_text("a file")
+    said = one_sentence(run_command(stub), FAILED)
+    assert said.endswith("--out names another folder, --no-out keeps nothing")
 
 
 def test_the_tasks_the_agent_and_the_limits_are_those_that_are_named(stub: StubServer, tmp_path: Path) -> None:

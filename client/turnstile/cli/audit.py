@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from turnstile.cli.connection import DataDirOption, JsonOption, KeyOption, UrlOption, connect
-from turnstile.cli.output import FAILED, USAGE, Column, echo, echo_json, fail, reported, show_table
+from turnstile.cli.output import FAILED, USAGE, Column, echo, echo_json, fail, reported, show_table, show_text
 from turnstile.models import AuditReport, TurnAudit
 
 
@@ -44,9 +44,11 @@ def audit(
             reports.append(client.audit(episode_id))
             if as_json:
                 echo_json(reports[-1].model_dump_json())
-    if not as_json:
+    if as_json:
+        echo(headline(reports), err=True)
+    else:
         _show(reports)
-    echo(headline(reports), err=as_json)
+        show_text(headline(reports))
     unscored = any(_on_records_alone(report) for report in reports)
     if not all(report.passed for report in reports) or (require_rescored and unscored):
         raise typer.Exit(FAILED)

@@ -11,29 +11,29 @@ from typing import Annotated, Any, BinaryIO
 
 import typer
 
+from turnstile.cli.condition_options import with_conditions
 from turnstile.cli.connection import DataDirOption, JsonOption, KeyOption, UrlOption, connect
 from turnstile.cli.output import USAGE, Cell, Column, echo, echo_json, fail, reported, show_table
 from turnstile.cli.transcript import show_episode_facts, show_turns
+from turnstile.conditions import EpisodeConditions
 from turnstile.exporters.formats import ExportFormat
 from turnstile.exporters.registry import export_format, installed_formats, writer_of
 from turnstile.exporters.sample_files import atomic_write
-from turnstile.models import Episode, EpisodeStatus
+from turnstile.models import EpisodeSummary
 from turnstile.sync import Client, EpisodeHandle
 
-StatusOption = Annotated[EpisodeStatus | None, typer.Option("--status", help="Only episodes of this status.")]
-GroupOption = Annotated[str | None, typer.Option("--group-id", help="Only episodes of this group.")]
-
-_GROUP = 8
-"""Characters of a group's name in a list that has no room for all of it."""
+_SHORT = 8
+"""Characters of the name of a group or a run in a list that has no room for all of it."""
+_SHORT_TASK = 12
 _FORMATS = installed_formats()
 _TEXT = ", ".join(name for name, each in _FORMATS.items() if each.text)
 _FILE = ", ".join(name for name, each in _FORMATS.items() if not each.per_episode)
 _FOLDER = ", ".join(name for name, each in _FORMATS.items() if each.per_episode)
 
 
+@with_conditions
 def list_episodes(
-    status: StatusOption = None,
-    group_id: GroupOption = None,
+    conditions: EpisodeConditions,
     limit: Annotated[int, typer.Option("--limit", min=0, help="At most this many; 0 for all.")] = 50,
     as_json: JsonOption = False,
     url: UrlOption = None,
@@ -42,20 +42,23 @@ def list_episodes(
 ) -> None:
     """Episodes, newest first."""
     with reported(), connect(url, key, data_dir) as client:
-        found = islice(client.episodes(status=status, group_id=group_id), limit or None)
         if as_json:
-            for episode in found:
+            for episode in islice(client.episodes(**conditions), limit or None):
                 echo_json(episode.model_dump_json())
             return
         columns = [
             Column("episode"),
             Column("status"),
-            Column("group"),
+            Column("task"),
+            Column("agent", spare=1),
+            Column("run", optional=True, spare=2),
+            Column("step", "number", optional=True, spare=4),
+            Column("group", optional=True, spare=5),
             Column("reward", "number"),
-            Column("turns", "number"),
+            Column("turns", "number", spare=3),
             Column("trained", "number"),
         ]
-        show_table(columns, [_row(episode) for episode in found])
+        show_table(columns, [_row(row) for row in islice(client.summaries(**conditions), limit or None)])
 
 
 def show_episode(
@@ -80,7 +83,9 @@ def show_episode(
         show_turns(handle.turn_outlines() if turns else (), full=full)
 
 
+@with_conditions
 def export_episodes(
+    conditions: EpisodeConditions,
     episode_ids: Annotated[
         list[str] | None, typer.Argument(help="Episodes; none: all that the filters leave.")
     ] = None,
@@ -102,8 +107,6 @@ def export_episodes(
     include_untrained: Annotated[
         bool, typer.Option("--include-untrained", help="Rows whose mask is 0 too.")
     ] = False,
-    status: StatusOption = None,
-    group_id: GroupOption = None,
     url: UrlOption = None,
     key: KeyOption = None,
     data_dir: DataDirOption = None,
@@ -114,7 +117,7 @@ def export_episodes(
     if out is None and not wanted.text:
         fail(f"--format {format_} needs --out {'FOLDER' if wanted.per_episode else 'FILE'}", USAGE)
     with reported(), connect(url, key, data_dir) as client:
-        episodes = (client.episode(each) for each in episode_ids or _ids(client, status, group_id))
+        episodes = (client.episode(each) for each in episode_ids or _ids(client, conditions))
         if wanted.per_episode:
             assert out is not None
             out.mkdir(parents=True, exist_ok=True)
@@ -128,8 +131,8 @@ def export_episodes(
     echo(f"{count} {wanted.counts} exported", err=True)
 
 
-def _ids(client: Client, status: EpisodeStatus | None, group_id: str | None) -> Iterator[str]:
-    return (episode.episode_id for episode in client.episodes(status=status, group_id=group_id))
+def _ids(client: Client, conditions: EpisodeConditions) -> Iterator[str]:
+    return (row.episode_id for row in client.summaries(**conditions))
 
 
 def _data(episodes: Iterable[EpisodeHandle], wanted: ExportFormat, include_untrained: bool) -> Iterator[Any]:
@@ -154,14 +157,23 @@ def _output(out: Path | None) -> Iterator[BinaryIO]:
         yield file
 
 
-def _row(episode: Episode) -> list[str | Cell]:
-    stats, group = episode.stats, episode.group_id or ""
-    # The end of a long name: ids that were made together differ there.
+def _row(row: EpisodeSummary) -> list[str | Cell]:
+    task = row.task
     return [
-        episode.episode_id,
-        episode.status.value,
-        Cell(group, group if len(group) <= _GROUP else f"…{group[1 - _GROUP :]}"),
-        "-" if episode.reward is None else f"{episode.reward:.3g}",
-        str(stats.turns),
-        f"{stats.trained_share:.0%}",
+        row.episode_id,
+        row.status.value,
+        Cell(task, task if len(task) <= _SHORT_TASK else f"{task[:4]}…{task[5 - _SHORT_TASK :]}"),
+        row.agent,
+        _end(row.run_id),
+        "" if row.train_step is None else str(row.train_step),
+        _end(row.group_id),
+        "-" if row.reward is None else f"{row.reward:.3g}",
+        str(row.turns),
+        f"{row.trained_tokens / row.sampled_tokens:.0%}" if row.sampled_tokens else "-",
     ]
+
+
+def _end(name: str | None) -> Cell:
+    """The end of a long name: ids that were made together differ there."""
+    whole = name or ""
+    return Cell(whole, whole if len(whole) <= _SHORT else f"…{whole[1 - _SHORT :]}")

@@ -18,7 +18,7 @@ import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, NoReturn
 
 import typer
@@ -97,16 +97,18 @@ class Cell(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Column:
     """``number``: to the right. ``text``: may wrap between words. A column without content is left out where it
-    is ``optional``."""
+    is ``optional``. ``spare``: left out where there is no room, the highest first; 0: never."""
 
     head: str
     kind: Literal["word", "number", "text"] = "word"
     short: str = ""
     optional: bool = False
+    spare: int = 0
 
 
 def show_table(columns: Sequence[Column], rows: Iterable[Sequence[str | Cell]]) -> None:
-    """Prints a table. What does not fit is first shortened, then wrapped, then shown as one block per row."""
+    """Prints a table. What does not fit is first shortened, then wrapped, then shown as one block per row. Where
+    columns to spare are left out, a line says which."""
     found = [[_cell(cell) for cell in row] for row in rows]
     kept = [at for at, column in enumerate(columns) if not column.optional or any(row[at].whole for row in found)]
     columns, found = [columns[at] for at in kept], [[row[at] for at in kept] for row in found]
@@ -117,6 +119,12 @@ def show_table(columns: Sequence[Column], rows: Iterable[Sequence[str | Cell]]) 
         widths = [max(map(cell_len, line)) for line in zip(heads, *cells, strict=True)]
         if most is None or _total(widths) <= most:
             break
+    if most is not None and (spared := _spared(columns, widths, most)):
+        kept = [at for at in range(len(columns)) if at not in spared]
+        left_out = ", ".join(columns[at].head for at in sorted(spared))
+        show_table([replace(columns[at], spare=0) for at in kept], [[row[at] for at in kept] for row in found])
+        show_text(f"no room for: {left_out}; a wider terminal and a pipe have them")
+        return
     if most is not None and _total(widths) > most:
         narrowed = _narrowed(columns, cells, widths, most)
         if narrowed is None:
@@ -130,6 +138,18 @@ def show_table(columns: Sequence[Column], rows: Iterable[Sequence[str | Cell]]) 
         for number in range(max(map(len, wrapped))):
             line = [lines[number] if number < len(lines) else "" for lines in wrapped]
             echo(_line(columns, line, widths))
+
+
+def _spared(columns: Sequence[Column], widths: Sequence[int], most: int) -> set[int]:
+    """The columns that are left out so that the others fit; none where they fit, or would not fit either."""
+    left = dict(enumerate(widths))
+    by_need = sorted((at for at, column in enumerate(columns) if column.spare), key=lambda at: -columns[at].spare)
+    for at in by_need:
+        if _total(list(left.values())) <= most:
+            break
+        del left[at]
+    fits = _total(list(left.values())) <= most
+    return set(range(len(columns))) - left.keys() if fits else set()
 
 
 def _cell(cell: str | Cell) -> Cell:

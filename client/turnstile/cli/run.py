@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
+import shutil
 import signal
 import tempfile
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
@@ -24,6 +26,7 @@ from turnstile.cli.run_report import (
     RolloutFiles,
     failures,
     infrastructure,
+    new_run_folder,
     not_the_agents,
     show_rollouts,
     summary,
@@ -126,8 +129,13 @@ def run(
         typer.Option("--env", metavar="NAME=VALUE", help="For the agent's environment; repeat for more."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", help="Folder for episodes.jsonl and the samples; a new one.")
+        Path | None,
+        typer.Option(
+            "--out",
+            help="Folder for episodes.jsonl, the samples and all records; a new one. Default: turnstile-runs/RUN.",
+        ),
     ] = None,
+    no_out: Annotated[bool, typer.Option("--no-out", help="Keep nothing of the run here.")] = False,
     format_: Annotated[
         str, typer.Option("--format", metavar="|".join(SAMPLE_FORMATS), help="Of the samples in --out.")
     ] = "jsonl",
@@ -180,18 +188,7 @@ def run(
     flags += [part for source in sources for part in ("--tasks", source)]
     place = RunPlace(tuple(url or ()), key or (key_from(data_dir) if url else None), tuple(flags), data_dir)
     options = RolloutArguments(n=n, max_concurrent=max_concurrent, retries=retries, seed=seed)
-    with reported():
-        takes_samples = export_format(format_).source == "samples"
-    if not takes_samples:
-        fail(f"--format {format_}: it is one of {', '.join(SAMPLE_FORMATS)}", USAGE)
-    files = None
-    if out is not None:
-        with reported():
-            files = RolloutFiles(out, format_)
-            files.prepare()
-    if run_id is not None and re.fullmatch(CLIENT_ID_PATTERN, run_id) is None:
-        fail(f"--run-id {run_id!r}: letters, digits, _ and -, at most 64", USAGE)
-    options["run_id"] = run_id or new_id("run")
+    options["run_id"] = run_id = _run_id(run_id)
     options["priority"] = priority
     options["staleness"] = _bound(max_staleness, staleness_policy)
     options["env"] = _env(env or ())
@@ -201,12 +198,14 @@ def run(
         fail(
             "--where, --shard, --shuffle, --start and --limit choose among all tasks; drop them or the ids", USAGE
         )
+    files = _files(out, run_id, format_, kept=not no_out)
+    options["samples"] = files is not None
     asked = RunRequest(ids, chosen, start, limit, agent, options, as_json)
     done: list[Rollout] = []
     interrupted = False
     try:
         with reported():
-            interrupted = not anyio.run(_run, place, asked, files, out, done)
+            interrupted = not anyio.run(_run, place, asked, files, done)
     except PrivateServerError as error:
         fail(str(error), USAGE if error.code == USAGE else UNREACHABLE)
     except KeyboardInterrupt:
@@ -214,6 +213,9 @@ def run(
     finally:
         if done:
             _report(done, () if interrupted else infrastructure(done, n), as_json=as_json)
+            echo(_kept(files, model), err=as_json)
+        elif files is not None and out is None:
+            shutil.rmtree(files.folder, ignore_errors=True)  # nothing ended that could be kept
     if interrupted:
         echo("turnstile: interrupted; the episodes that ran were cancelled", err=True)
         raise typer.Exit(INTERRUPTED)
@@ -221,9 +223,7 @@ def run(
         raise typer.Exit(FAILED)
 
 
-async def _run(
-    place: RunPlace, asked: RunRequest, files: RolloutFiles | None, out: Path | None, done: list[Rollout]
-) -> bool:
+async def _run(place: RunPlace, asked: RunRequest, files: RolloutFiles | None, done: list[Rollout]) -> bool:
     """Fills ``done``. False when SIGINT or SIGTERM ended the run."""
     interrupted = False
     failure: Exception | None = None
@@ -238,7 +238,7 @@ async def _run(
 
         group.start_soon(stop_at_signal)
         try:
-            await _work(place, asked, files, out, done)
+            await _work(place, asked, files, done)
         except Exception as error:  # noqa: BLE001 - raised below as it is: the task group would wrap it
             failure = error
         group.cancel_scope.cancel()
@@ -247,10 +247,8 @@ async def _run(
     return not interrupted
 
 
-async def _work(
-    place: RunPlace, asked: RunRequest, files: RolloutFiles | None, out: Path | None, done: list[Rollout]
-) -> None:
-    async with opened(place, out) as client:
+async def _work(place: RunPlace, asked: RunRequest, files: RolloutFiles | None, done: list[Rollout]) -> None:
+    async with opened(place, None if files is None else files.folder) as client:
         tasks = [TaskRef(id=task_id) for task_id in asked.task_ids]
         if not tasks:
             found = [TaskRef(id=task.id) async for task in client.tasks(**asked.chosen)]
@@ -311,6 +309,39 @@ def _report(done: list[Rollout], short: Iterable[str], *, as_json: bool) -> None
     echo(summary(done), err=as_json)
     for line in (*short, *failures(done)):
         echo(f"turnstile: {line}", err=True)
+
+
+def _run_id(given: str | None) -> str:
+    if given is not None and re.fullmatch(CLIENT_ID_PATTERN, given) is None:
+        fail(f"--run-id {given!r}: letters, digits, _ and -, at most 64", USAGE)
+    return given or new_id("run")
+
+
+def _files(out: Path | None, run_id: str, format_: str, *, kept: bool) -> RolloutFiles | None:
+    """The folder of the run, made; None where nothing of it is kept."""
+    with reported():
+        takes_samples = export_format(format_).source == "samples"
+    if not takes_samples:
+        fail(f"--format {format_}: it is one of {', '.join(SAMPLE_FORMATS)}", USAGE)
+    if not kept:
+        if out is not None:
+            fail("--no-out keeps nothing; drop it or --out", USAGE)
+        return None
+    files = RolloutFiles(out or new_run_folder(run_id), format_)
+    try:
+        files.prepare()
+    except OSError as error:
+        other = "" if out is not None else "; --out names another folder, --no-out keeps nothing"
+        fail(f"{error.filename or files.folder}: {error.strerror or error}{other}", FAILED)
+    return files
+
+
+def _kept(files: RolloutFiles | None, model: Path | None) -> str:
+    """Where the run is kept, with the line that opens it."""
+    if files is None:
+        return "nothing of the run was kept here (--no-out)"
+    look = ["turnstile", "ui", str(files.folder), *(() if model is None else ("--model", str(model)))]
+    return f"kept in {files.folder}; to look at it: {shlex.join(look)}"
 
 
 def private_flags(values: Mapping[str, object], agent_specs: Sequence[str]) -> list[str]:

@@ -22,9 +22,20 @@ from turnstile.rollout import Rollout, RolloutProgress
 EPISODES_FILE = "episodes.jsonl"
 SAMPLES_FOLDER = "samples"
 JOURNAL_FOLDER = "journal"
+RUNS_FOLDER = Path("turnstile-runs")
+"""Where runs are kept that name no folder."""
 _TITLE = 22
 _REASON = 400
 """Characters of a reason that are shown; all of it is in episodes.jsonl."""
+
+
+def new_run_folder(run_id: str) -> Path:
+    """A folder for a run that names none: after the run, with a number where there is one already."""
+    number, folder = 1, RUNS_FOLDER / run_id
+    while folder.exists():
+        number += 1
+        folder = RUNS_FOLDER / f"{run_id}-{number}"
+    return folder
 
 
 class RolloutFiles:
@@ -35,6 +46,7 @@ class RolloutFiles:
     """
 
     def __init__(self, out: Path, format_: str) -> None:
+        self.folder = out
         self._lines = out / EPISODES_FILE
         self._samples = out / SAMPLES_FOLDER
         self._journal = out / JOURNAL_FOLDER
