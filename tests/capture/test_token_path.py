@@ -31,6 +31,7 @@ def test_windows_add_up_to_the_exported_sample(tree: TokenTree, size: int) -> No
         for index, turn in enumerate(path.turns):
             assert set(found.turns[turn.context_start : turn.end].tolist()) == {index}
             assert set(found.loss_mask[turn.start : turn.end].tolist()) == {int(turn.trained)}
+            assert turn.trained_tokens == int(found.loss_mask[turn.start : turn.end].sum())
             assert turn.trained == (turn.untrained_reason is None)
             assert (turn.trained_in is None) == (turn.turn_id in reasons)
             assert turn.trained or turn.untrained_reason == reasons.get(turn.turn_id, "other_sample")

@@ -81,7 +81,7 @@ def test_a_token_is_found_and_its_address_opens_it(watched: Watched, door: Door,
     page.keyboard.press("Enter")
     found = page.get_by_role("status", name="Found")
     expect(found).to_have_text(f"1 of {len(matches)} found")
-    page.get_by_role("button", name="Next").click()
+    page.get_by_role("button", name="Next", exact=True).click()
     expect(found).to_have_text(f"2 of {len(matches)} found")
     at = matches[1]["start"]
     assert re.search(rf"[?&]at={at}\b", page.url)
@@ -98,6 +98,55 @@ def test_a_token_is_found_and_its_address_opens_it(watched: Watched, door: Door,
     expect(selected).to_have_attribute("data-at", str(window["total"] - 1))
     expect(selected).to_be_in_viewport()
     watched.check()
+
+
+def test_the_page_opens_at_what_is_trained_and_leads_from_turn_to_turn(
+    watched: Watched, door: Door, api: httpx.Client
+) -> None:
+    made = api.post("/episodes", json={"task": {"instruction": "say"}}).json()["episode_id"]
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "look\n" * 2_000}]
+    for number in range(3):
+        answer = httpx.post(
+            f"{door.agent_url}/e/{made}/v1/chat/completions",
+            headers={"authorization": f"Bearer {KEYS.given[made]}"},
+            json={"model": "m", "max_tokens": 6, "messages": messages},
+            timeout=START_S,
+        )
+        assert answer.status_code == 200, answer.text
+        messages += [answer.json()["choices"][0]["message"], {"role": "user", "content": f"and {number}?\n" * 900}]
+    turn_id = api.get(f"/episodes/{made}/turns", params={"arrays": False}).json()["turns"][-1]["turn_id"]
+    window: Window = api.get(f"/turns/{turn_id}/tokens").json()
+    turns = window["turns"]
+    assert [turn["trained"] for turn in turns] == [True] * 3
+    assert turns[0]["start"] > len(window["ids"]) // 2
+    page = watched.open(path_of(window), door.key)
+    selected = page.locator(".token-lines [aria-selected=true]")
+    expect(selected).to_have_attribute("data-at", str(turns[0]["start"]))
+    expect(selected).to_be_in_viewport()
+    assert "at=" not in page.url, "the address says nothing that was not chosen"
+    part = page.get_by_role("region", name="Trained", exact=True)
+    tokens = sum(turn["trained_tokens"] for turn in turns)
+    expect(part).to_contain_text(f"{tokens} of {window['total']:,} tokens trained")
+    expect(part).to_contain_text("in 3 of 3 turns")
+    spans = ", ".join(f"{turn['start']} to {turn['end']}" for turn in turns)
+    strip = part.get_by_role("img", name=f"The mask: {spans}")
+    assert strip.locator(".trained").count() == 3
+    back, on = (part.get_by_role("button", name=f"{name} trained") for name in ("Previous", "Next"))
+    expect(back).to_be_disabled()
+    for turn in turns[1:]:
+        on.click()
+        expect(selected).to_have_attribute("data-at", str(turn["start"]))
+        expect(selected).to_be_in_viewport()
+    expect(on).to_be_disabled()
+    back.click()
+    expect(selected).to_have_attribute("data-at", str(turns[1]["start"]))
+    assert page.url.endswith(f"?at={turns[1]['start']}")
+    watched.check()
+    strip.click(position={"x": 1, "y": 5})
+    assert int(selected.get_attribute("data-at") or "-1") < turns[0]["start"]
+    page.goto(f"{door.url}/ui{path_of(window)}?at=0")
+    expect(selected).to_have_attribute("data-at", "0")
+    expect(selected).to_be_in_viewport()
 
 
 def test_an_audit_colours_turns_by_their_largest_distance(watched: Watched, door: Door, api: httpx.Client) -> None:

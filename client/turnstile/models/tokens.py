@@ -16,6 +16,8 @@ class WindowTurn(Model):
     end: int
     trained: bool
     """The window's loss mask is 1 on its completion, but for ids without a token."""
+    trained_tokens: int
+    """Tokens of the completion on which the mask is 1."""
     trained_in: str | None = None
     """The id of the sample that trains it; None: no sample does."""
     untrained_reason: str | None = None

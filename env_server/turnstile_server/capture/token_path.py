@@ -76,6 +76,7 @@ class TokenPath:
             start=node.prompt_count,
             end=node.token_count,
             trained=trained,
+            trained_tokens=len(turn.completion_ids) - len(turn.without_token) if trained else 0,
             trained_in=trained_in,
             untrained_reason=INHERITED if node.inherited else reason,
         )

@@ -3164,6 +3164,8 @@ export interface components {
             trained: boolean;
             /** Trained In */
             trained_in?: string | null;
+            /** Trained Tokens */
+            trained_tokens: number;
             /** Turn Id */
             turn_id: string;
             /** Untrained Reason */

@@ -14,6 +14,7 @@ import { count } from "../text/format";
 import { visibleLine } from "../text/visible";
 import { TokenFind } from "./TokenFind";
 import { type Look, shownText, TokenLines } from "./TokenLines";
+import { trainedOf, TrainedTurns } from "./TrainedTurns";
 import { type Colour, COLOURS, type Distances, legendOf, stepOf, TITLES } from "./token_colours";
 
 type AuditReport = components["schemas"]["AuditReport"];
@@ -34,7 +35,9 @@ function Tokens({ episode_id, turn_id }: { episode_id: string; turn_id: string }
   const { head, tokenAt } = pages;
   const colour = COLOURS.find((one) => one === query.get("colour")) ?? "mask";
   const given = query.get("at");
-  const at = head && given !== null && /^\d{1,9}$/.test(given) && Number(given) < head.total ? Number(given) : null;
+  const named = head && given !== null && /^\d{1,9}$/.test(given) && Number(given) < head.total ? Number(given) : null;
+  // Most of a path is its prompt: without a token of the address, what is trained of it is shown.
+  const at = named ?? (head && !query.get("find") ? (trainedOf(head)[0]?.start ?? null) : null);
   const distances: Distances = useMemo(
     () => new Map((report?.turns ?? []).flatMap((one) => distanceOf(one).map((far) => [one.turn_id, far] as const))),
     [report],
@@ -82,6 +85,7 @@ function Tokens({ episode_id, turn_id }: { episode_id: string; turn_id: string }
       </div>
       {colour === "audit" && <Audit episode_id={episode_id} report={report} onReport={setReport} />}
       {head && <Legend colour={colour} window={head} />}
+      {head && <TrainedTurns window={head} at={at} range={range} onOpen={(position) => go({ at: String(position) })} />}
       {head && (
         <div class="token-frame">
           <TokenLines
