@@ -100,7 +100,9 @@ function StepCharts({ rows }: { rows: readonly StatsRow[] }) {
     <div class="charts">
       <Chart title="Reward" x={x} series={rewards} format={reward} />
       <Chart title="Shares" x={x} series={shares} format={share} />
-      <Chart title="Age of trained tokens in weight versions" x={x} series={lags} format={reward} />
+      {drawn.some((row) => row.lag_mean !== null) && (
+        <Chart title="Age of trained tokens in weight versions" x={x} series={lags} format={reward} />
+      )}
     </div>
   );
 }

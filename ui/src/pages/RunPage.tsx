@@ -67,6 +67,7 @@ interface TotalsProps {
 const SOLVED_AT: Field = { name: "solved_at", label: "Solved from a reward of", kind: "number" };
 
 function Totals({ run, total, solved_at, setSolvedAt }: TotalsProps) {
+  const taken = total.used + total.left_out > 0; // else the trainer tells no steps
   const linked = (name: string, value: string, many: number): ComponentChildren => (
     <Link to="/episodes" query={conditions({ run_id: run, [name]: value })}>{count(many)}</Link>
   );
@@ -119,8 +120,8 @@ function Totals({ run, total, solved_at, setSolvedAt }: TotalsProps) {
               ["Trained", count(total.trained_tokens)],
               ["Trained share", share(trainedShare(total))],
               ["Discarded", count(total.discarded_tokens)],
-              ["Trained by a step", `${count(total.used)} episodes`],
-              ["Left out by a step", `${count(total.left_out)} episodes`],
+              ["Trained by a step", taken ? `${count(total.used)} episodes` : null],
+              ["Left out by a step", taken ? `${count(total.left_out)} episodes` : null],
               ["Mean lag", total.lag_mean === null ? null : `${reward(total.lag_mean)} versions`],
               ["Oldest token trained", total.lag_max === null ? null : `${count(total.lag_max)} versions`],
               ["Beyond their bound", linked("stale", "true", total.stale)],
