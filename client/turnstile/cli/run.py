@@ -199,7 +199,6 @@ def run(
             "--where, --shard, --shuffle, --start and --limit choose among all tasks; drop them or the ids", USAGE
         )
     files = _files(out, run_id, format_, kept=not no_out)
-    options["samples"] = files is not None
     asked = RunRequest(ids, chosen, start, limit, agent, options, as_json)
     done: list[Rollout] = []
     interrupted = False
