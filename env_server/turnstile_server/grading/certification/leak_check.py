@@ -42,11 +42,11 @@ async def check_leakage(subject: CertifiedTask) -> TaskFinding:
     """Nothing secret can be read at the start of an episode."""
     secrets = await secret_texts_of(subject)
     answers = tuple(dict.fromkeys(_answers(subject.task)))
-    if not secrets and not answers and not await _hidden_in_base(subject):
+    in_base = await _hidden_in_base(subject)
+    if not secrets and not answers and not in_base:
         return not_applicable("it has no solution, hidden tests or answer as text that could be recognised")
     async with begin(subject.task, subject.parts) as begun:
-        problems = await _hidden_in_base(subject)
-        problems += [*_in_text(begun.task.instruction, "the instruction", secrets)]
+        problems = [*in_base, *_in_text(begun.task.instruction, "the instruction", secrets)]
         for name, value in begun.task.env.items():
             problems += _in_text(value, f"the variable {name}", secrets)
         problems += _answers_in_instruction(begun.task.instruction, answers)

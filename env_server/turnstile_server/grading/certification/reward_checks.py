@@ -28,6 +28,7 @@ from turnstile_server.sandboxes.protocol import Command
 SCRIPT_S = 30.0
 """For the script of an attack."""
 NEGLIGIBLE = 1e-9
+NO_FLOOR = "doing nothing was given no reward, so there is no floor to compare with"
 _REASONS = 5
 _REASON_CHARS = 300
 
@@ -53,7 +54,8 @@ async def check_floor(subject: CertifiedTask) -> TaskFinding:
     """An agent that does nothing earns less than the maximum by the margin."""
     if subject.ungraded is not None:
         return unchecked(subject.ungraded)
-    floor = max(rewards_of(await subject.nothing_grades()), default=subject.most_of_a_wrong_work)
+    if (floor := await _floor(subject)) is None:
+        return unchecked(NO_FLOOR)
     problems = [] if _low(floor, subject) else [f"doing nothing earns {floor:g}{_bound(subject)}"]
     return judged(problems, floor_reward=floor, floor_gap=subject.maximum - floor)
 
@@ -70,15 +72,14 @@ async def check_canaries(subject: CertifiedTask) -> TaskFinding:
         canaries.append(EMPTIED)
     if not canaries:
         return not_applicable("neither an answer nor files are graded")
-    problems, highest = [], None
-    for canary in canaries:
-        reward = await _earned(subject, canary)
-        if reward is None:
-            continue
-        highest = reward if highest is None else max(highest, reward)
-        if not _low(reward, subject):
-            problems.append(f"{canary.name} earns {reward:g}{_bound(subject)}")
-    return judged(problems, canaries=len(canaries), canary_reward=highest)
+    rewards = await _rewards(subject, canaries)
+    if not rewards:
+        return unchecked(f"none of its {len(canaries)} canaries was given a reward")
+    problems = [
+        f"{name} earns {reward:g}{_bound(subject)}" for name, reward in rewards if not _low(reward, subject)
+    ]
+    highest, unrewarded = max(reward for _, reward in rewards), len(canaries) - len(rewards)
+    return judged(problems, canaries=len(canaries), unrewarded=unrewarded, canary_reward=highest)
 
 
 async def check_attacks(subject: CertifiedTask) -> TaskFinding:
@@ -90,13 +91,18 @@ async def check_attacks(subject: CertifiedTask) -> TaskFinding:
         attacks += file_attacks(subject.task)
     if not attacks:
         return not_applicable("neither an answer nor files are graded")
-    floor = max(rewards_of(await subject.nothing_grades()), default=0.0)
-    problems = []
-    for attack in attacks:
-        reward = await _earned(subject, attack)
-        if reward is not None and reward > floor + NEGLIGIBLE:
-            problems.append(f"{attack.name} earns {reward:g}; doing nothing earns {floor:g}")
-    return judged(problems, attacks=len(attacks), attacks_paid=len(problems))
+    if (floor := await _floor(subject)) is None:
+        return unchecked(NO_FLOOR)
+    rewards = await _rewards(subject, attacks)
+    if not rewards:
+        return unchecked(f"none of its {len(attacks)} attacks was given a reward")
+    problems = [
+        f"{name} earns {reward:g}; doing nothing earns {floor:g}"
+        for name, reward in rewards
+        if reward > floor + NEGLIGIBLE
+    ]
+    unrewarded = len(attacks) - len(rewards)
+    return judged(problems, attacks=len(attacks), unrewarded=unrewarded, attacks_paid=len(problems))
 
 
 async def check_verifier(subject: CertifiedTask) -> TaskFinding:
@@ -106,6 +112,8 @@ async def check_verifier(subject: CertifiedTask) -> TaskFinding:
     works = {"doing nothing": await subject.nothing_grades()}
     if subject.unsolvable is None:
         works["the solution"] = await subject.gold_grades()
+    if not any(map(rewards_of, works.values())):
+        return unchecked("neither doing nothing nor a solution was given a reward")
     problems, widest = [], 0.0
     allowed = subject.declared.variance_tolerance
     for name, grades in works.items():
@@ -117,6 +125,17 @@ async def check_verifier(subject: CertifiedTask) -> TaskFinding:
             shown = ", ".join("none" if grade.reward is None else f"{grade.reward:g}" for grade in grades)
             problems.append(f"{name} was graded {len(grades)} times, and earned {shown}{_differing(grades)}")
     return judged(problems, runs=subject.runs, reward_spread=widest)
+
+
+async def _floor(subject: CertifiedTask) -> float | None:
+    """The most that doing nothing earned; None: it was given no reward, which is not 0."""
+    return max(rewards_of(await subject.nothing_grades()), default=None)
+
+
+async def _rewards(subject: CertifiedTask, attacks: Sequence[GeneralAttack]) -> list[tuple[str, float]]:
+    """Name and reward of each attack that was given one."""
+    found = [(attack.name, await _earned(subject, attack)) for attack in attacks]
+    return [(name, reward) for name, reward in found if reward is not None]
 
 
 async def _earned(subject: CertifiedTask, attack: GeneralAttack) -> float | None:
