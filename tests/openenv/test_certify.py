@@ -10,6 +10,7 @@ import sys
 import tempfile
 import textwrap
 import time
+import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ from turnstile_server.grading.certification.check_result import CheckId
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCAL = ["--sandbox", "local"]
+GROUP = "openenv.validation.graders"
 OPENENV_FIELDS = {"check_id", "status", "measured", "evidence", "remediation", "duration_s"}
 """Of ``openenv.validation.report.CheckResult``, which forbids others."""
 TESTS = """\
@@ -449,13 +451,10 @@ from openenv.validation.parsers.openenv_yaml import OpenEnvYamlParser
 from openenv.validation.runtime.scheduler import execute_graders
 from openenv.validation.policy import apply_policy, load_policy
 from openenv.validation.types import Lane, Level
-from turnstile import openenv_graders
 
 root = Path(sys.argv[1])
 registry = GraderRegistry()
-for grader in vars(openenv_graders).values():
-    if isinstance(grader, openenv_graders.CertificateGrader):
-        registry.register(grader)
+registry.load_entry_points()
 manifest = OpenEnvYamlParser().parse(root)
 subject = Subject(root=root, manifest=manifest, image_ref=None, running=None, outputs_dir=root / "outputs")
 results = execute_graders(registry.select(manifest, Level.STATISTICAL), subject)
@@ -465,10 +464,53 @@ print(json.dumps({"verdict": verdict.value, "results": [each.model_dump(mode="js
 """
 
 
+STAND_INS = {
+    "__init__.py": "",
+    "validation/__init__.py": "",
+    "validation/report.py": "",
+    "validation/types.py": "import enum\nLevel = enum.Enum('Level', 'RUNTIME SEMANTIC STATISTICAL')\n",
+}
+"""Modules in the place of openenv's, as far as the graders need them to be imported."""
+
+
+def installed(folder: Path) -> Path:
+    """A folder for PYTHONPATH with the entry points of this package, as an installation of it has them."""
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    info = folder / "site" / f"{declared['name'].replace('-', '_')}-0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {declared['name']}\nVersion: 0\n")
+    lines = [f"[{GROUP}]", *(f"{name} = {value}" for name, value in declared["entry-points"][GROUP].items())]
+    (info / "entry_points.txt").write_text("\n".join(lines))
+    return info.parent
+
+
+def test_each_entry_point_is_a_grader_of_another_check(tmp_path: Path) -> None:
+    for name, text in STAND_INS.items():
+        path = tmp_path / "stand-ins" / "openenv" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    code = f"""
+from importlib.metadata import entry_points
+for point in entry_points(group={GROUP!r}):
+    print(point.name, point.load().check_id, point.load().level.name)
+"""
+    path = f"{tmp_path / 'stand-ins'}:{installed(tmp_path)}:{ROOT / 'client'}"
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code], env={"PYTHONPATH": path}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    rows = [line.split() for line in done.stdout.splitlines()]
+    assert sorted(check_id for _, check_id, _ in rows) == sorted(CheckId)
+    assert all(check_id.startswith(f"{level.lower()}.") for _, check_id, level in rows)
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"][GROUP]
+    assert {name for name, _, _ in rows} == declared.keys()
+
+
 @pytest.mark.agents
 @needs_openenv
 def test_openenv_takes_the_graders_and_their_results(tmp_path: Path) -> None:
     """Its own registry, scheduler and policy, in its own environment."""
+    site = installed(tmp_path)
     package = tmp_path / "package"
     (package / "validation").mkdir(parents=True)
     manifest = package / "openenv.yaml"
@@ -480,7 +522,7 @@ def test_openenv_takes_the_graders_and_their_results(tmp_path: Path) -> None:
     def graded() -> dict[str, Any]:
         done = subprocess.run(
             [PYTHON, "-c", GRADE, str(package)],
-            env={**os.environ, "PYTHONPATH": str(ROOT / "client")},
+            env={**os.environ, "PYTHONPATH": f"{site}:{ROOT / 'client'}"},
             capture_output=True,
             text=True,
             check=False,
