@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -17,7 +18,7 @@ from turnstile_server.agents.registry import AgentRegistry, load_registry
 from turnstile_server.data_dir import owner_of, whole_data_dir
 from turnstile_server.egress.addresses import Resolver
 from turnstile_server.egress.proxy import EgressProxy
-from turnstile_server.errors import StartupError, TaskFailed, Unprocessable
+from turnstile_server.errors import StartupError, Unprocessable
 from turnstile_server.grading.digest import GraderDigests
 from turnstile_server.grading.grader import TaskGrader
 from turnstile_server.grading.places import GradingPlaces
@@ -42,7 +43,7 @@ from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.network import network_policy
 from turnstile_server.tasks.registry import host_paths, load_tasks
 from turnstile_server.tasks.shared import Shared
-from turnstile_server.tasks.tarball import FilesProblem, pack
+from turnstile_server.tasks.tarball import archive_of
 from turnstile_server.tasks.task_files import SHIPPED
 from turnstile_server.tasks.workspace import sandbox_spec
 
@@ -101,12 +102,6 @@ def build_backends(settings: Settings, resolver: Resolver | None = None) -> Back
             raise Unprocessable(f"task.{problem}")
         return task
 
-    def archive_of(files: Files) -> bytes:
-        try:
-            return pack(files, settings.tasks)
-        except FilesProblem as error:
-            raise TaskFailed(f"the task's files cannot be packed: {error}") from error
-
     owner = owner_of(settings.data_dir)
     run_dir = settings.sandboxes.run_dir or _default_run_dir(settings.data_dir, owner)
     hidden = (whole_data_dir(settings.data_dir), *host_paths(settings.tasks.sources))
@@ -118,6 +113,7 @@ def build_backends(settings: Settings, resolver: Resolver | None = None) -> Back
     def spec_of(task: Task) -> SandboxSpec:
         return sandbox_spec(task, settings.sandboxes, egress=settings.egress, grades=True)
 
+    packed = partial(archive_of, settings=settings.tasks)
     installer = Installer(settings.agents, LAUNCH_CLIENT)
     if (problem := installer.place_problem()) is not None:
         _LOG.warning("launched agents will be refused: %s", problem)
@@ -127,12 +123,12 @@ def build_backends(settings: Settings, resolver: Resolver | None = None) -> Back
         egress=egress,
         tasks=tasks,
         task_of=task_of,
-        archive_of=archive_of,
+        archive_of=packed,
         agents=load_registry(settings.agents.specs),
         installer=installer,
         grader=TaskGrader(provider, spec_of, settings.grading, settings.tasks, settings.data_dir, places),
         grading_places=places,
-        grader_digest=GraderDigests(archive_of, settings.grading).of,
+        grader_digest=GraderDigests(packed, settings.grading).of,
         own_tools=own_tools,
         shared=Shared(),
         images=TaskImages(settings.sandboxes, may_build=settings.tasks.build_images),

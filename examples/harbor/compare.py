@@ -21,20 +21,18 @@ from pathlib import Path
 
 import anyio
 
-from turnstile_server.backends import started_sandboxes
+from turnstile_server.commands.proof_tools import started_proof_tools
 from turnstile_server.errors import TurnstileError
 from turnstile_server.grading.grader import TaskGrader
 from turnstile_server.grading.proof_works import ProofParts, put_gold
 from turnstile_server.grading.protocol import Work
 from turnstile_server.grading.steps_validation import played_steps
-from turnstile_server.sandboxes.protocol import Command, Sandbox, SandboxSpec
+from turnstile_server.sandboxes.protocol import Command, Sandbox
 from turnstile_server.settings import Settings, load_settings
-from turnstile_server.tasks.files import Files
-from turnstile_server.tasks.images import DOCKER, TaskImages
+from turnstile_server.tasks.images import DOCKER
 from turnstile_server.tasks.model import Gold, Task
 from turnstile_server.tasks.registry import load_tasks
-from turnstile_server.tasks.tarball import pack
-from turnstile_server.tasks.workspace import prepare_workspace, sandbox_spec
+from turnstile_server.tasks.workspace import prepare_workspace
 
 HERE = Path(__file__).parent
 RECORDED = HERE / "rewards.json"
@@ -81,37 +79,23 @@ def rewards_of_harbor(harbor: str, folder: Path, compose: Path | None) -> dict[s
 async def rewards_of_turnstile(folder: Path, settings: Settings) -> dict[str, Rewards]:
     """What Turnstile says of the same works."""
     tasks = list(await anyio.to_thread.run_sync(load_tasks, [str(folder)], settings.tasks))
-    images = TaskImages(settings.sandboxes, may_build=True)
     found: dict[str, Rewards] = {task.id: {} for task in tasks}
     places = anyio.Semaphore(AT_ONCE)
-    try:
-        async with started_sandboxes(settings) as provider:
+    async with started_proof_tools(settings) as tools:
 
-            def spec_of(task: Task) -> SandboxSpec:
-                return sandbox_spec(task, settings.sandboxes)
+        async def judge(task: Task) -> None:
+            async with places:
+                await tools.images.ensure(task, DOCKER)
+                for work, script in (await _works(task)).items():
+                    try:
+                        found[task.id][work] = await _reward(task, work, script, tools.parts, tools.grader)
+                    except TurnstileError as error:
+                        print(f"{task.id}, {work}: {error.message}", file=sys.stderr)
+                        found[task.id][work] = None
 
-            def archive_of(files: Files) -> bytes:
-                return pack(files, settings.tasks)
-
-            grader = TaskGrader(provider, spec_of, settings.grading, settings.tasks)
-            most = settings.sandboxes.max_archive_bytes
-            parts = ProofParts(provider, spec_of, archive_of, most, settings)
-
-            async def judge(task: Task) -> None:
-                async with places:
-                    await images.ensure(task, DOCKER)
-                    for work, script in (await _works(task)).items():
-                        try:
-                            found[task.id][work] = await _reward(task, work, script, parts, grader)
-                        except TurnstileError as error:
-                            print(f"{task.id}, {work}: {error.message}", file=sys.stderr)
-                            found[task.id][work] = None
-
-            async with anyio.create_task_group() as group:
-                for task in tasks:
-                    group.start_soon(judge, task)
-    finally:
-        await images.close()
+        async with anyio.create_task_group() as group:
+            for task in tasks:
+                group.start_soon(judge, task)
     return found
 
 

@@ -7,7 +7,8 @@ commands shows. A new command is one line here and one there. This module import
 commands costs nothing.
 
 Modules in reading order: ``serve`` (flags to settings to a running server), ``demo``, ``tasks``,
-``validate_tasks``, ``init`` (with the files of ``scaffold/``), ``agents``, ``doctor``, ``openenv_layout``.
+``proof_tools`` with ``validate_tasks`` and ``openenv_certify``, ``init`` (with the files of ``scaffold/``),
+``agents``, ``doctor``, ``openenv_layout``.
 ``view_folder`` is no command: the client's ``turnstile ui`` calls it, by an entry point of its own.
 """
 

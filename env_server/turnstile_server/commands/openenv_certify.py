@@ -10,7 +10,6 @@ import hashlib
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -19,11 +18,11 @@ import anyio.to_thread
 import typer
 
 from turnstile.visible import visible
-from turnstile_server.backends import started_sandboxes
 from turnstile_server.commands.build_tasks import show_progress
+from turnstile_server.commands.proof_tools import started_proof_tools
 from turnstile_server.commands.serve import nested
 from turnstile_server.commands.tasks import FAILED, USAGE, fail, load, one_line, read_settings, show, table
-from turnstile_server.errors import StartupError, TaskFailed, Unprocessable
+from turnstile_server.errors import StartupError, TaskFailed
 from turnstile_server.grading.certification.certificate import Certificate
 from turnstile_server.grading.certification.certifier import TASK_CHECKS, certify_task
 from turnstile_server.grading.certification.check_result import (
@@ -41,19 +40,12 @@ from turnstile_server.grading.certification.declarations import (
     read_declarations,
 )
 from turnstile_server.grading.certification.episode_play import CertifiedTask
-from turnstile_server.grading.grader import TaskGrader
 from turnstile_server.grading.proof_report import task_digest
-from turnstile_server.grading.proof_works import ProofParts
-from turnstile_server.sandboxes.protocol import SandboxSpec
 from turnstile_server.settings import Settings
 from turnstile_server.settings.own_tools import OwnToolSpecs
 from turnstile_server.tasks.catalog import TaskCatalog
-from turnstile_server.tasks.files import Files
-from turnstile_server.tasks.images import TaskImages
 from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.selection import TaskSelection
-from turnstile_server.tasks.tarball import FilesProblem, pack
-from turnstile_server.tasks.workspace import sandbox_spec
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,32 +162,19 @@ async def _certify_all(
 ) -> CertifiedSet:
     """Raises StartupError."""
 
-    def archive_of(files: Files) -> bytes:
-        try:
-            return pack(files, settings.tasks)
-        except FilesProblem as error:
-            raise TaskFailed(str(error)) from error
-
-    def spec_of(task: Task, *, grades: bool = False) -> SandboxSpec:
-        try:
-            return sandbox_spec(task, settings.sandboxes, egress=settings.egress, grades=grades)
-        except Unprocessable as error:
-            raise TaskFailed(error.message) from error
-
     checked: dict[str, tuple[CheckedTask, ...]] = {}
     read: dict[str, Task] = {}
     digests: dict[str, str] = {}
     places = anyio.Semaphore(options.jobs)
-    async with started_sandboxes(settings) as provider:
-        grader = TaskGrader(provider, partial(spec_of, grades=True), settings.grading, settings.tasks)
-        parts = ProofParts(provider, spec_of, archive_of, settings.sandboxes.max_archive_bytes, settings)
-        images = TaskImages(settings.sandboxes, may_build=True, report=show_progress)
+    async with started_proof_tools(settings, show_progress) as tools:
 
         async def certify_one(task_id: str) -> None:
             async with places:
                 try:
                     task = await anyio.to_thread.run_sync(tasks.get, task_id)
-                    digests[task_id] = await anyio.to_thread.run_sync(task_digest, task, 0, (), archive_of)
+                    digests[task_id] = await anyio.to_thread.run_sync(
+                        task_digest, task, 0, (), tools.parts.archive_of
+                    )
                 except TaskFailed as error:
                     finding = failed(f"it cannot be read: {error.message}")
                     checked[task_id] = tuple(
@@ -203,17 +182,13 @@ async def _certify_all(
                     )
                     return
                 read[task_id] = task
-                subject = CertifiedTask(task, parts, grader, options.declarations.reward, options.runs)
-                checked[task_id] = await certify_task(subject, images, options.timeout_s, options.check_ids)
+                subject = CertifiedTask(task, tools.parts, tools.grader, options.declarations.reward, options.runs)
+                checked[task_id] = await certify_task(subject, tools.images, options.timeout_s, options.check_ids)
                 _tell(len(checked), len(chosen), task_id, checked[task_id])
 
-        try:
-            async with anyio.create_task_group() as group:
-                for task_id in chosen:
-                    group.start_soon(certify_one, task_id)
-        finally:
-            with anyio.CancelScope(shield=True):
-                await grader.close()
+        async with anyio.create_task_group() as group:
+            for task_id in chosen:
+                group.start_soon(certify_one, task_id)
     whole = hashlib.sha256("".join(f"{task_id} {digests[task_id]}\n" for task_id in sorted(digests)).encode())
     results = [each for task_id in chosen for each in checked[task_id]]
     return CertifiedSet(list(read.values()), results, whole.hexdigest())

@@ -8,7 +8,6 @@ from __future__ import annotations
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -17,8 +16,8 @@ import anyio.to_thread
 import typer
 
 from turnstile.visible import visible
-from turnstile_server.backends import started_sandboxes
 from turnstile_server.commands.build_tasks import show_progress
+from turnstile_server.commands.proof_tools import started_proof_tools
 from turnstile_server.commands.serve import nested
 from turnstile_server.commands.tasks import (
     FAILED,
@@ -32,19 +31,12 @@ from turnstile_server.commands.tasks import (
     show,
     table,
 )
-from turnstile_server.errors import StartupError, TaskFailed, TurnstileError, Unprocessable
-from turnstile_server.grading.grader import TaskGrader
+from turnstile_server.errors import StartupError, TurnstileError
 from turnstile_server.grading.proof_report import ProofReport, task_digest
-from turnstile_server.grading.proof_works import ProofParts
 from turnstile_server.grading.validation import Proof, ProofVerdict, Validator, image_of, judging_image_of
-from turnstile_server.sandboxes.protocol import SandboxSpec
 from turnstile_server.settings import Settings
 from turnstile_server.tasks.catalog import TaskCatalog
-from turnstile_server.tasks.files import Files
-from turnstile_server.tasks.images import TaskImages
 from turnstile_server.tasks.model import Task
-from turnstile_server.tasks.tarball import FilesProblem, pack
-from turnstile_server.tasks.workspace import sandbox_spec
 
 _MB = 1_000_000
 
@@ -131,32 +123,17 @@ def _flaky(proof: Proof) -> Iterator[str]:
 async def _prove_all(
     tasks: TaskCatalog, chosen: Sequence[str], settings: Settings, jobs: int, runs: int, report: ProofReport
 ) -> list[Proof]:
-    def archive_of(files: Files) -> bytes:
-        try:
-            return pack(files, settings.tasks)
-        except FilesProblem as error:
-            raise TaskFailed(str(error)) from error
-
-    def spec_of(task: Task, *, grades: bool = False) -> SandboxSpec:
-        try:
-            return sandbox_spec(task, settings.sandboxes, egress=settings.egress, grades=grades)
-        except Unprocessable as error:
-            raise TaskFailed(error.message) from error
-
     proofs: dict[str, Proof] = {}
     places = anyio.Semaphore(jobs)
-    async with started_sandboxes(settings) as provider:
-        grader = TaskGrader(provider, partial(spec_of, grades=True), settings.grading, settings.tasks)
-        largest = settings.sandboxes.max_archive_bytes
-        parts = ProofParts(provider, spec_of, archive_of, largest, settings)
-        images = TaskImages(settings.sandboxes, may_build=True, report=show_progress)
-        validator = Validator(grader, parts, runs, images)
+    async with started_proof_tools(settings, show_progress) as tools:
+        provider = tools.parts.provider
+        validator = Validator(tools.grader, tools.parts, runs, tools.images)
 
         async def digest_of(task: Task) -> str:
             try:
-                await images.ensure(task, provider.name)
+                await tools.images.ensure(task, provider.name)
                 found = (await image_of(task, provider), await judging_image_of(task, provider))
-                return await anyio.to_thread.run_sync(task_digest, task, runs, found, archive_of)
+                return await anyio.to_thread.run_sync(task_digest, task, runs, found, tools.parts.archive_of)
             except TurnstileError:  # the proof itself finds it, and says so
                 return ""
 
@@ -170,13 +147,9 @@ async def _prove_all(
                     await anyio.to_thread.run_sync(report.add, digest, proofs[task.id])
                 _tell(len(proofs), len(chosen), proofs[task.id], resumed=known is not None)
 
-        try:
-            async with anyio.create_task_group() as group:
-                for task_id in chosen:
-                    group.start_soon(prove, task_id)
-        finally:
-            with anyio.CancelScope(shield=True):
-                await grader.close()
+        async with anyio.create_task_group() as group:
+            for task_id in chosen:
+                group.start_soon(prove, task_id)
     return [proofs[task_id] for task_id in chosen]
 
 

@@ -31,7 +31,7 @@ from turnstile_server.sandboxes.protocol import Command, Sandbox
 from turnstile_server.spans import OpenSpan, nested
 from turnstile_server.tasks.files import Files
 from turnstile_server.tasks.model import Task
-from turnstile_server.tasks.tarball import pack
+from turnstile_server.tasks.tarball import archive_of, pack
 from turnstile_server.tasks.workspace import not_work_of, prepare_workspace
 
 WORK = f"{PLACE}/work"
@@ -231,10 +231,7 @@ class JudgedCopies:
 
     def pack(self, files: Files) -> bytes:
         """The task's files as a tar. Raises TaskFailed."""
-        try:
-            return pack(files, self._task_settings)
-        except ValueError as error:
-            raise TaskFailed(f"The task's files cannot be used: {error}") from None
+        return archive_of(files, self._task_settings)
 
 
 def _none(judge: CopyJudge, note: str) -> Component:

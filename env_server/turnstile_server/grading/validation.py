@@ -141,7 +141,7 @@ class Validator:
         """Like any task, but each grade is of an environment of its own, made from the same seed: one that is not
         the same twice shows itself in grades that differ."""
         if not task.graders:
-            await play_environment(task, environment, self._parts, solve=False)
+            await play_environment(task, self._parts, solve=False)
             return ProofVerdict.NOT_GRADED
         if task.gold is None and environment.unsolvable is not None:
             found.problems.append(f"{environment.unsolvable}, so nothing shows that the task can be solved")
@@ -154,7 +154,7 @@ class Validator:
             grades, seconds = [], []
             for _ in range(self._runs):
                 began = time.monotonic()
-                begun, work = await play_environment(task, environment, self._parts, solve=name == GOLD)
+                begun, work = await play_environment(task, self._parts, solve=name == GOLD)
                 grades.append(await self._grader.grade(begun, work))
                 seconds.append(time.monotonic() - began)
             found.add(name, shown, grades, seconds, wanted)

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from turnstile_server.errors import TaskFailed
 from turnstile_server.settings import TaskSettings
 from turnstile_server.tasks.files import Files
 
@@ -38,6 +39,14 @@ def pack(files: Files | None, settings: TaskSettings, *, extra: Mapping[str, byt
     found = {} if files is None else _collect(files, settings)
     found.update({path: _File(data) for path, data in (extra or {}).items()})
     return _tar(found)
+
+
+def archive_of(files: Files, settings: TaskSettings) -> bytes:
+    """``pack``, where files that cannot be packed make the task a failed one. Raises TaskFailed."""
+    try:
+        return pack(files, settings)
+    except ValueError as error:
+        raise TaskFailed(f"the task's files cannot be used: {error}") from error
 
 
 def check_folder(folder: Path, settings: TaskSettings) -> None:

@@ -1,42 +1,19 @@
-"""Episodes without an agent: what an agent would find is made, something acts in its place, the work is graded.
-
-It takes the path of an episode: the task's environment and sandbox, the work folder fetched, the real grader in a
-sandbox of its own. What must hold: everything that was made is released on every path, also when the caller is
-cancelled.
+"""A task under certification: something acts in the place of an agent, the work is graded by the real grader, and
+the grades that several checks need are kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
-import anyio
-
-from turnstile_server.errors import FileProblem
 from turnstile_server.grading.certification.declarations import DeclaredReward
-from turnstile_server.grading.proof_works import ProofParts, put_gold
+from turnstile_server.grading.proof_works import BegunEpisode, ProofParts, begin, collect, play_solution
 from turnstile_server.grading.protocol import Grade, Grader, Work
 from turnstile_server.grading.steps_validation import played_steps
 from turnstile_server.sandboxes.protocol import Sandbox
-from turnstile_server.tasks.environment import EnvironmentHost, EpisodeEnvironment
-from turnstile_server.tasks.episode_task import started
-from turnstile_server.tasks.model import Gold, Task
+from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.part import GraderOptions
-from turnstile_server.tasks.workspace import fetch_work, prepare_for_agent, prepare_step
-
-EPISODE_ID = "certify"
-
-
-@dataclass(frozen=True, slots=True)
-class BegunEpisode:
-    """An episode as an agent finds it."""
-
-    task: Task
-    """With the instruction and the files that its environment made."""
-    sandbox: Sandbox | None
-    environment: EpisodeEnvironment | None
-
 
 Act = Callable[[BegunEpisode], Awaitable[str | None]]
 """Acts in the place of an agent. Returns the answer to submit; None: it submits none."""
@@ -44,58 +21,6 @@ Act = Callable[[BegunEpisode], Awaitable[str | None]]
 
 async def do_nothing(begun: BegunEpisode) -> str | None:
     return None
-
-
-@asynccontextmanager
-async def begin(task: Task, parts: ProofParts, seed: int | None = None) -> AsyncIterator[BegunEpisode]:
-    """``seed`` None: the task's. Raises TaskFailed, FileProblem, SandboxUnavailable, SandboxFailed."""
-    sandbox: Sandbox | None = None
-    opened: EpisodeEnvironment | None = None
-    try:
-        if task.environment is not None:
-            host = EnvironmentHost(
-                EPISODE_ID,
-                task.instruction,
-                task.reward.turn_bounds,
-                parts.settings,
-                parts.shared,
-                lambda: sandbox,
-                turn_id=lambda: None,
-                proof=True,
-            )
-            opened = task.environment.open(host)
-            task = started(task, await opened.reset(seed), parts.settings.tasks)
-        if task.needs_sandbox:
-            sandbox = await parts.provider.create(parts.spec_of(task))
-            await prepare_for_agent(sandbox, task, parts.archive_of, parts.settings.tasks)
-            if task.steps:
-                await prepare_step(sandbox, task, 0, parts.archive_of)
-        yield BegunEpisode(task, sandbox, opened)
-    finally:
-        with anyio.CancelScope(shield=True):
-            if sandbox is not None:
-                await sandbox.destroy()
-            if opened is not None:
-                await opened.close()
-
-
-async def collect(begun: BegunEpisode, answer: str | None, max_bytes: int) -> Work:
-    """Ends what runs in the sandbox, and takes the work. Raises as an environment's ``grade`` does."""
-    archive = None
-    if begun.sandbox is not None:
-        await begun.sandbox.stop_all()
-        if begun.task.grades_files:
-            archive = await fetch_work(begun.sandbox, begun.task, max_bytes)
-    scores = None
-    if begun.environment is not None and begun.task.environment is not None:
-        component = begun.task.environment.component
-        try:
-            scores = await begun.environment.grade(answer)
-        except FileProblem:
-            if component is None:
-                raise
-            scores = {component: 0.0}  # as in an episode: a file that the agent did not leave
-    return Work(archive, answer, scores)
 
 
 @dataclass
@@ -156,13 +81,10 @@ class CertifiedTask:
 
     async def solve(self, begun: BegunEpisode) -> str | None:
         """Plays the task's own solution: an ``Act``."""
-        gold = begun.task.gold or Gold()
-        if begun.sandbox is not None:
-            said = await put_gold(begun.sandbox, gold, self.parts.archive_of)
-            if said is not None:
-                self.solution_said.append(said)
-        own = None if begun.environment is None else await begun.environment.solve()
-        return gold.answer if own is None else own
+        played = await play_solution(begun, self.parts)
+        if played.said is not None:
+            self.solution_said.append(played.said)
+        return played.answer
 
     async def play(self, act: Act) -> Grade:
         """One episode, graded."""
@@ -206,7 +128,7 @@ class CertifiedTask:
             return self.task, Work(answer=await act(BegunEpisode(self.task, None, None)))
         async with begin(self.task, self.parts) as begun:
             answer = await act(begun)
-            return begun.task, await collect(begun, answer, self.parts.max_work_bytes)
+            return begun.task, await collect(begun, answer, self.parts.max_work_bytes, solved=act == self.solve)
 
     async def _play_steps(self, act: Act) -> Grade:
         async def step(sandbox: Sandbox, index: int) -> None:

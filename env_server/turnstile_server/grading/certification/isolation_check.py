@@ -5,9 +5,10 @@ from __future__ import annotations
 import secrets as random_text
 
 from turnstile_server.grading.certification.check_result import TaskFinding, judged, not_applicable
-from turnstile_server.grading.certification.episode_play import BegunEpisode, CertifiedTask, begin, collect
+from turnstile_server.grading.certification.episode_play import CertifiedTask
 from turnstile_server.grading.certification.reward_checks import NEGLIGIBLE
 from turnstile_server.grading.certification.start_scan import scan
+from turnstile_server.grading.proof_works import BegunEpisode, begin, collect
 from turnstile_server.sandboxes.protocol import Command
 
 _LEAVE = (
@@ -58,5 +59,5 @@ async def _other_reward(subject: CertifiedTask, first: BegunEpisode, second: Beg
     if subject.ungraded is not None or subject.unsolvable is not None or subject.task.steps:
         return None
     await subject.solve(first)
-    work = await collect(second, None, subject.parts.max_work_bytes)
+    work = await collect(second, None, subject.parts.max_work_bytes, solved=False)
     return (await subject.grader.grade(second.task, work)).reward

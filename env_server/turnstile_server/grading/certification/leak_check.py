@@ -15,7 +15,7 @@ from dataclasses import replace
 import anyio.to_thread
 
 from turnstile_server.grading.certification.check_result import TaskFinding, judged, not_applicable
-from turnstile_server.grading.certification.episode_play import BegunEpisode, CertifiedTask, begin
+from turnstile_server.grading.certification.episode_play import CertifiedTask
 from turnstile_server.grading.certification.start_scan import scan
 from turnstile_server.grading.leaks import (
     HIDDEN_TESTS,
@@ -28,6 +28,7 @@ from turnstile_server.grading.leaks import (
     secret_texts,
     telling_lines,
 )
+from turnstile_server.grading.proof_works import BegunEpisode, begin
 from turnstile_server.tasks.files import Files, FilesOptions
 from turnstile_server.tasks.model import Gold, Task
 from turnstile_server.tasks.tarball import read_files

@@ -20,7 +20,8 @@ from turnstile_server.grading.certification.check_result import (
     not_applicable,
     unchecked,
 )
-from turnstile_server.grading.certification.episode_play import BegunEpisode, CertifiedTask
+from turnstile_server.grading.certification.episode_play import CertifiedTask
+from turnstile_server.grading.proof_works import BegunEpisode
 from turnstile_server.grading.protocol import Grade
 from turnstile_server.grading.validation import outcome
 from turnstile_server.sandboxes.protocol import Command

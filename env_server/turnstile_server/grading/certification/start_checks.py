@@ -11,8 +11,9 @@ from turnstile_server.grading.certification.check_result import (
     not_applicable,
     unchecked,
 )
-from turnstile_server.grading.certification.episode_play import CertifiedTask, begin
+from turnstile_server.grading.certification.episode_play import CertifiedTask
 from turnstile_server.grading.certification.start_scan import scan
+from turnstile_server.grading.proof_works import begin
 
 SEED = 7
 OTHER_SEEDS = (0, 1, 2, 3)
