@@ -5,8 +5,9 @@ The names below are loaded when they are first used, so that ``import turnstile`
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from turnstile._lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from turnstile._retry import ClientSettings
@@ -54,7 +55,6 @@ _HOMES = {
         "TurnstileError",
     ),
 }
-_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
     "AsyncClient",
@@ -86,13 +86,4 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module 'turnstile' has no attribute {name!r}")
-    value = getattr(import_module(_HOME_OF[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

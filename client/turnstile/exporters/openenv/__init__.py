@@ -13,8 +13,9 @@ names are loaded when they are first used.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from turnstile._lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from turnstile.exporters.openenv.arguments import DrawnTask, TaskOf, sampling_of, task_of_prompt
@@ -27,17 +28,21 @@ if TYPE_CHECKING:
     )
     from turnstile.exporters.openenv.trace import training_turns
 
-_HOME_OF = {
-    "DrawnTask": "arguments",
-    "RolloutLost": "session",
-    "SessionClosed": "session",
-    "SetupCannotWork": "session",
-    "TaskOf": "arguments",
-    "TurnstileSession": "session",
-    "TurnstileSessionFactory": "session",
-    "sampling_of": "arguments",
-    "task_of_prompt": "arguments",
-    "training_turns": "trace",
+_HOMES = {
+    "turnstile.exporters.openenv.arguments": (
+        "DrawnTask",
+        "TaskOf",
+        "sampling_of",
+        "task_of_prompt",
+    ),
+    "turnstile.exporters.openenv.session": (
+        "RolloutLost",
+        "SessionClosed",
+        "SetupCannotWork",
+        "TurnstileSession",
+        "TurnstileSessionFactory",
+    ),
+    "turnstile.exporters.openenv.trace": ("training_turns",),
 }
 
 __all__ = [
@@ -54,13 +59,4 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -20,8 +20,9 @@ worker's process needs this package, and neither TRL nor torch.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from turnstile._lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from turnstile.exporters.trl.environment import (
@@ -34,17 +35,23 @@ if TYPE_CHECKING:
     from turnstile.exporters.trl.weights import TurnstileWeightTransfer, WrongWeights
     from turnstile.exporters.trl.worker import TurnstileRolloutWorker, WorkerFailed, task_dataset
 
-_HOME_OF = {
-    "AnswerEnvironment": "environment",
-    "SandboxEnvironment": "environment",
-    "ToolFailed": "environment",
-    "TurnstileEnvironments": "environment",
-    "TurnstileRolloutWorker": "worker",
-    "TurnstileServers": "servers",
-    "TurnstileWeightTransfer": "weights",
-    "WorkerFailed": "worker",
-    "WrongWeights": "weights",
-    "task_dataset": "worker",
+_HOMES = {
+    "turnstile.exporters.trl.environment": (
+        "AnswerEnvironment",
+        "SandboxEnvironment",
+        "ToolFailed",
+        "TurnstileEnvironments",
+    ),
+    "turnstile.exporters.trl.servers": ("TurnstileServers",),
+    "turnstile.exporters.trl.weights": (
+        "TurnstileWeightTransfer",
+        "WrongWeights",
+    ),
+    "turnstile.exporters.trl.worker": (
+        "TurnstileRolloutWorker",
+        "WorkerFailed",
+        "task_dataset",
+    ),
 }
 
 __all__ = [
@@ -61,13 +68,4 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)
