@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any
+from typing import Any, Final
 from unittest import mock
 
 import torch
@@ -25,6 +25,15 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
 NAME = "tree_sdpa"
+CPU_ARGUMENTS: Final[dict[str, Any]] = {
+    "bf16": False,
+    "use_cpu": True,
+    "gradient_checkpointing": False,
+    "report_to": [],
+    "save_strategy": "no",
+    "disable_tqdm": True,
+}
+"""Arguments of TRL's trainers for a short run on a CPU: no reports, checkpoints or progress bars."""
 
 
 def tree_sdpa(

@@ -36,7 +36,7 @@ from trl.experimental.async_grpo.async_grpo_config import AsyncGRPOConfig
 from trl.experimental.async_grpo.async_grpo_trainer import AsyncGRPOTrainer
 
 from tiny_policy.evaluate import held_out, play, score
-from trl_grpo.on_cpu import attend_on_cpu, no_cuda_device
+from trl_grpo.on_cpu import CPU_ARGUMENTS, attend_on_cpu, no_cuda_device
 from trl_grpo.rescore import Rescored, rescore
 from turnstile import Client, TurnstileError
 from turnstile.exporters.trl import TurnstileRolloutWorker, TurnstileServers, TurnstileWeightTransfer, task_dataset
@@ -103,12 +103,7 @@ def make_trainer(run: Run, servers: TurnstileServers) -> AsyncGRPOTrainer:
         temperature=1.0,  # the one that the servers sample with: TRL computes ratios with it
         token_budget=0,  # any number will do; without one TRL asks a vLLM server
         seed=run.seed,
-        bf16=False,
-        use_cpu=True,
-        gradient_checkpointing=False,
-        report_to=[],
-        save_strategy="no",
-        disable_tqdm=True,
+        **CPU_ARGUMENTS,
     )
     data = task_dataset([TaskInfo(id=str(number), instruction="") for number in range(len(run.tasks))])
     with no_cuda_device():

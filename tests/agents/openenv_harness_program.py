@@ -50,7 +50,7 @@ from trl.experimental.async_grpo.openenv_harness import (
     _turns_from_training_trace,
 )
 
-from trl_grpo.on_cpu import attend_on_cpu, no_cuda_device
+from trl_grpo.on_cpu import CPU_ARGUMENTS, attend_on_cpu, no_cuda_device
 from turnstile import ClientSettings, InvalidRequest, NotFound, ServerUnavailable
 from turnstile.exporters.openenv import (
     DrawnTask,
@@ -333,12 +333,7 @@ def train(url: str, key: str, out: Path, model: str) -> None:
         learning_rate=1e-4,
         temperature=1.0,
         token_budget=0,
-        bf16=False,
-        use_cpu=True,
-        gradient_checkpointing=False,
-        report_to=[],
-        save_strategy="no",
-        disable_tqdm=True,
+        **CPU_ARGUMENTS,
         logging_steps=1,
     )
     with no_cuda_device():

@@ -16,6 +16,7 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.chat_template_utils import qwen3_template
 
 from control_support import Door, EngineProcess, running_door
+from trl_grpo.on_cpu import CPU_ARGUMENTS
 from turnstile import Client, InvalidRequest, ServerUnavailable
 from turnstile import Timeout as TurnstileTimeout
 from turnstile.exporters.trl import (
@@ -182,12 +183,7 @@ def test_trls_synchronous_trainer_takes_them(servers: TurnstileServers, tiny_mod
         per_device_train_batch_size=2,
         num_generations=2,
         max_completion_length=8,
-        bf16=False,
-        use_cpu=True,
-        gradient_checkpointing=False,
-        report_to=[],
-        save_strategy="no",
-        disable_tqdm=True,
+        **CPU_ARGUMENTS,
         model_init_kwargs={"dtype": torch.float32},
     )
     with TurnstileEnvironments(servers, sandbox=False, metadata={"test": "trained"}) as environments:
