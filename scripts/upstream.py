@@ -37,7 +37,6 @@ from typing import Final, NoReturn, Protocol
 
 import yaml
 
-from process_tree import descendants
 from suite_results import (
     Completed,
     SuiteResult,
@@ -49,6 +48,7 @@ from suite_results import (
     result_of_pytest,
 )
 from test_sources import ROOT
+from turnstile_server.demo.local_server import descendants
 
 PAGE: Final = ROOT / "docs" / "upstream.md"
 BEGIN, END = "<!-- written by scripts/upstream.py -->\n", "<!-- to here -->\n"
@@ -499,16 +499,16 @@ def stop_all(process: subprocess.Popen[bytes]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     for _ in range(100):
-        left = descendants(os.getpid())
-        if not left:
-            return
-        for pid in left:
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(0.05)
         with suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
+        left = descendants(os.getpid())
+        if not left:
+            return
+        for pid, _ in left:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.05)
 
 
 def adopt_orphans() -> None:
