@@ -8,6 +8,7 @@ import pytest
 
 from turnstile.models import LeftOut, WorkDiff
 from turnstile_server.grading.certification.attacks import ANSWER_ATTACKS, CONSTANTS
+from turnstile_server.grading.certification.certifier import TASK_CHECKS, certify_task
 from turnstile_server.grading.certification.check_result import CheckStatus
 from turnstile_server.grading.certification.declarations import DeclaredReward
 from turnstile_server.grading.certification.episode_play import CertifiedTask
@@ -22,6 +23,7 @@ from turnstile_server.grading.proof_works import ProofParts
 from turnstile_server.grading.protocol import Grade, Work
 from turnstile_server.sandboxes.no_sandboxes import NoSandboxes
 from turnstile_server.settings import Settings
+from turnstile_server.tasks.images import ImageBuildFailed, ReadyImage, TaskImages
 from turnstile_server.tasks.model import Task
 
 pytestmark = pytest.mark.anyio
@@ -91,3 +93,16 @@ async def test_attacks_without_a_reward_are_counted_beside_those_that_have_one()
 async def test_an_attack_is_held_to_a_floor_above_0() -> None:
     found = await check_attacks(subject(lambda answer: 0.5 if answer is None else 0.6 if answer == ".*" else 0.2))
     assert found.evidence == ("a pattern as the answer earns 0.6; doing nothing earns 0.5",)
+
+
+class NoImage(TaskImages):
+    async def ensure(self, task: Task, backend: str, *, again: bool = False) -> ReadyImage | None:
+        raise ImageBuildFailed("its image cannot be built")
+
+
+async def test_without_its_image_no_check_says_anything_of_the_task() -> None:
+    """An image that cannot be had is no proof that the start depends on the clock, or that an attack is paid."""
+    images = NoImage(Settings().sandboxes, may_build=True)
+    checked = await certify_task(subject(lambda answer: 1.0), images, 10, TASK_CHECKS)
+    assert {each.finding.status for each in checked} == {CheckStatus.ERROR}
+    assert {each.finding.evidence for each in checked} == {("its image cannot be built",)}

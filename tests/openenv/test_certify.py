@@ -11,6 +11,7 @@ import tempfile
 import textwrap
 import time
 import tomllib
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any
 
 import pytest
 import yaml
+from harbor_support import harbor_folder, steps_folder
 from typer.testing import CliRunner
 
 from published_validator import PYTHON, needs_openenv
@@ -105,11 +107,11 @@ class Certified:
         return {each["check_id"] for each in self.report["results"] if each["status"] == "fail"}
 
 
-def certified(*arguments: str | Path) -> Certified:
+def certified(*arguments: str | Path, sandbox: Sequence[str] = LOCAL) -> Certified:
     """In a thread of its own: fixtures of other suites may keep a loop in this one."""
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(1) as thread:
         path = Path(folder, "certificate.json")
-        words = ["openenv", "certify", *map(str, arguments), *LOCAL, "--json", str(path)]
+        words = ["openenv", "certify", *map(str, arguments), *sandbox, "--json", str(path)]
         done = thread.submit(CliRunner().invoke, app, words, env={"COLUMNS": "200"}).result()
         report = json.loads(path.read_text()) if path.exists() else {}
     return Certified(done.exit_code, done.output, report)
@@ -402,6 +404,36 @@ def test_a_task_that_takes_too_long_is_an_error_and_no_verdict_on_it(tmp_path: P
 def test_a_set_up_that_fails_fails_its_checks_with_its_output(tmp_path: Path) -> None:
     done = certified(written(tmp_path, {**REPAIR, "setup": ["echo no such part; exit 3"]}))
     assert "no such part" in failure(done, CheckId.ORACLE)
+
+
+SCRIPT = "#!/bin/bash\n[ -e done.txt ]; echo $((1 - $?)) > /logs/verifier/reward.txt\n"
+
+
+@pytest.mark.docker
+@pytest.mark.thorough
+@pytest.mark.slow
+def test_harbors_folders_and_steps_are_certified_in_their_images(tmp_path: Path, docker_image: str) -> None:
+    docker = ["--sandbox", "docker", "--image", docker_image]
+    dockerfile = {"environment/Dockerfile": f"FROM {docker_image}\nWORKDIR /app\n"}
+    harbor_folder(tmp_path / "one-step", {**dockerfile, "tests/test.sh": SCRIPT})
+    for name in ("sound", "wrong"):
+        steps_folder(tmp_path / name)
+        (tmp_path / name / "environment" / "Dockerfile").write_text(dockerfile["environment/Dockerfile"])
+    (tmp_path / "wrong" / "steps" / "two" / "solution" / "solve.sh").write_text("echo I cannot; exit 3\n")
+    done = certified(tmp_path, sandbox=docker)
+    assert done.failed == {CheckId.ORACLE}, done.output
+    evidence = failure(done, CheckId.ORACLE)
+    assert "wrong: its own solution earns 0.666667, and must earn at least 1" in evidence
+    assert "wrong: its solve.sh ended with 3: I cannot" in evidence
+    lines = {(each["task_id"], each["check_id"]): each for each in done.report["task_results"]}
+    assert all(
+        lines[task, CheckId.ATTACKS]["measured"]["attacks"] >= 14 for task in ("one-step", "sound", "wrong")
+    )
+    assert "Warning" not in done.output
+    (tmp_path / "one-step" / "environment" / "Dockerfile").write_text("FROM turnstile-test:absent\n")
+    absent = certified(tmp_path / "one-step", *only(CheckId.ORACLE, CheckId.SEEDS), sandbox=docker)
+    assert {each["status"] for each in absent.report["results"]} == {"error"}, absent.output
+    assert "cannot be built" in absent.result(CheckId.SEEDS)["evidence"][0]
 
 
 @pytest.mark.slow

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from pathlib import Path
 
 import pytest
 from harbor_support import CONFIG, harbor_folder, loaded, steps_folder, told
+from pydantic import ValidationError
 
 from local import ROOT
 from turnstile_server.kinds.harbor.toml_lines import key_lines
 from turnstile_server.settings import TaskSettings
+from turnstile_server.tasks.files import Files
 from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.registry import load_tasks
 from turnstile_server.tasks.tarball import read_files
@@ -43,6 +46,21 @@ def test_the_eleven_examples_load_in_the_order_of_their_names() -> None:
     names = [task.id for task in tasks]
     assert len(names) == 11
     assert names == sorted(names)
+
+
+def test_what_a_folder_becomes_can_be_written_out_without_a_warning(tmp_path: Path) -> None:
+    """Validation, certification and graders that are code write tasks out; pydantic warned of layers of files."""
+    sources = [str(harbor_folder(tmp_path / "one-step")), str(steps_folder(tmp_path / "steps"))]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for task in load_tasks(sources):
+            task.model_dump(mode="json")
+
+
+def test_no_text_names_further_folders_of_files() -> None:
+    for name in ("layers", "_layers"):
+        with pytest.raises(ValidationError, match=name):
+            Files.model_validate({"folder": "tests", name: ["/etc"]})
 
 
 def test_the_image_has_another_name_when_what_it_is_built_of_changes(tmp_path: Path) -> None:

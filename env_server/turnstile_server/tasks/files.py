@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
-from pydantic import Field, field_validator
+from pydantic import Field, PrivateAttr, field_validator
 
 from turnstile_server.tasks.inner_path import InnerPath
 from turnstile_server.tasks.part import GraderOptions, TaskPart
@@ -21,6 +21,9 @@ class Files(TaskPart):
         default_factory=dict, description="Text by path, over the folder's files."
     )
 
+    _layers: tuple[Path, ...] = PrivateAttr(())
+    """Further folders. No field, so that no text from outside can name them."""
+
     @field_validator("inline")
     @classmethod
     def _no_file_is_a_folder(cls, inline: dict[str, str]) -> dict[str, str]:
@@ -33,22 +36,16 @@ class Files(TaskPart):
     @property
     def folders(self) -> tuple[Path, ...]:
         """Folders of its files, beside those written out. A later folder's files replace those of earlier ones."""
-        return () if self.folder is None else (self.folder,)
+        return (*(() if self.folder is None else (self.folder,)), *self._layers)
 
-
-class LayeredFiles(Files):
-    """Those of several folders. Made by task sources alone: text from outside only ever becomes ``Files``."""
-
-    layers: tuple[Path, ...] = ()
-
-    @property
-    def folders(self) -> tuple[Path, ...]:
-        return (*super().folders, *self.layers)
-
-    @staticmethod
-    def of(folders: Sequence[Path]) -> Files | None:
-        """None for no folder."""
-        return LayeredFiles(folder=folders[0], layers=tuple(folders[1:])) if folders else None
+    @classmethod
+    def layered(cls, folders: Sequence[Path]) -> Files | None:
+        """Those of several folders; None for no folder. For task sources."""
+        if not folders:
+            return None
+        made = cls(folder=folders[0])
+        made._layers = tuple(folders[1:])
+        return made
 
 
 class FilesOptions(GraderOptions):

@@ -1,7 +1,8 @@
 """All checks of one task, one after the other, within a time of its own.
 
-A check that fails with an error of the task's is a failed check; one that the machine prevented is an error. What
-a check has made is released before the next one begins, and when the whole is cancelled.
+A check that fails with an error of the task's is a failed check; one that the machine prevented, or an image that
+is not there or cannot be built, is an error. What a check has made is released before the next one begins, and when
+the whole is cancelled.
 """
 
 from __future__ import annotations
@@ -70,6 +71,9 @@ async def certify_task(
 async def _checked(subject: CertifiedTask, images: TaskImages, check: Check) -> TaskFinding:
     try:
         await images.ensure(subject.task, subject.parts.provider.name)
+    except TurnstileError as error:  # whosever fault: it says nothing of what the check asks
+        return TaskFinding(CheckStatus.ERROR, (error.message,))
+    try:
         return await check(subject)
     except TurnstileError as error:
         if error.fault is Fault.INFRASTRUCTURE:

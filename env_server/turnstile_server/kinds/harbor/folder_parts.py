@@ -14,7 +14,7 @@ from pathlib import Path
 from turnstile_server.kinds.harbor.findings import FolderFindings
 from turnstile_server.kinds.harbor.test_text import needs_more
 from turnstile_server.settings import TaskSettings
-from turnstile_server.tasks.files import Files, LayeredFiles
+from turnstile_server.tasks.files import Files
 from turnstile_server.tasks.parse import Loc
 from turnstile_server.tasks.script import GoldScript, ScriptTests
 from turnstile_server.tasks.tarball import FilesProblem, check_folder, read_files
@@ -125,7 +125,7 @@ class FolderParts:
             except FilesProblem as error:
                 self._found.wrong(str(error), file=folder)
                 return None
-        return LayeredFiles.of([folder.absolute() for folder in folders])
+        return Files.layered([folder.absolute() for folder in folders])
 
     def filled(self, values: Mapping[str, str], loc: Loc) -> dict[str, str]:
         """With templates filled. A task takes none of the server's variables that the operator did not name."""

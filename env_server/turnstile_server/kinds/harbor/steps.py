@@ -12,7 +12,7 @@ from pathlib import Path
 from turnstile_server.kinds.harbor.config import HarborConfig, HarborStep
 from turnstile_server.kinds.harbor.findings import FolderFindings
 from turnstile_server.kinds.harbor.folder_parts import INSTRUCTION, SOLUTION, TESTS, FolderParts
-from turnstile_server.tasks.files import LayeredFiles
+from turnstile_server.tasks.files import Files
 from turnstile_server.tasks.steps import TaskStep
 
 STEPS = "steps"
@@ -81,7 +81,7 @@ class StepFolders:
             instruction=instruction,
             files=files,
             setup=(f"bash {_SETUP}",) if has_setup else (),
-            start=LayeredFiles.of(self._begun),
+            start=Files.layered(self._begun),
             timeout_s=timeout_s,
             script=tests,
             gold=gold,
