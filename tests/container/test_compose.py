@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -77,6 +78,36 @@ def test_the_build_takes_another_base_and_torch_for_the_cpu(folder: Path) -> Non
     tiny = tiny["turnstile-tiny"]["build"]["args"]
     assert (tiny["BASE_IMAGE"], tiny["EXTRAS"]) == ("mine:1", "server,embedded,otel")
     assert tiny["TORCH_INDEX"] == "https://index.example/cpu"
+
+
+def test_several_projects_have_ports_and_names_of_their_own(folder: Path) -> None:
+    given = {"TURNSTILE_CONTROL_KEY": KEY, "COMPOSE_PROJECT_NAME": "second"}
+    ports = {"CONTROL_PORT": "9000", "AGENT_PORT": "9001"}
+    shutil.copy(ROOT / "compose.yaml", folder)  # with the names that users have
+    found = {}
+    for name, environment in {"turnstile": {"TURNSTILE_CONTROL_KEY": KEY}, "second": {**given, **ports}}.items():
+        said = compose(folder, "--profile", "*", "config", "--format", "json", **environment).stdout
+        found[name] = json.loads(said)
+    assert {each["name"] for each in found.values()} == {"turnstile", "second"}
+    for name, made in found.items():
+        assert {each["name"] for each in made["volumes"].values()} == {f"{name}-data", f"{name}-tiny-data"}
+        assert all(each["name"].startswith(f"{name}_") for each in made["networks"].values())
+    tiny = {name: made["services"]["turnstile-tiny"] for name, made in found.items()}
+    assert {
+        name: [(port["host_ip"], port["published"], port["target"]) for port in each["ports"]]
+        for name, each in tiny.items()
+    } == {
+        "turnstile": [("127.0.0.1", "8000", 8000), ("127.0.0.1", "8001", 8001)],
+        "second": [("127.0.0.1", "9000", 8000), ("127.0.0.1", "9001", 9001)],
+    }
+    assert tiny["second"]["environment"]["TURNSTILE_GATE__PORT"] == "9001"
+
+
+def test_a_slow_start_is_not_given_up(folder: Path) -> None:
+    """Compose gives up a container that is unhealthy, which it cannot be before ``start_period`` is over."""
+    for profile in ("tiny", "gpu"):
+        for service in configuration(folder, profile).values():
+            assert service["healthcheck"]["start_period"] == "20m0s"
 
 
 def test_the_profile_and_further_settings_may_stand_in_files(folder: Path) -> None:
