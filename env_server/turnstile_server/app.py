@@ -1,8 +1,8 @@
 """The composition root: builds every part from the settings, in the order in which they need each other.
 
-Start: data directory (tried) → journal (locks it) → renderer → engine → call pipeline → episodes (restored from
-the journal) → gate and MCP endpoint → sandboxes → control API. Stop is the reverse. A start that fails releases
-what was already built.
+Start: data directory (tried) → journal (locks it) → tasks, agents → sandboxes → renderer → engine → pipeline →
+episodes (restored from the journal) → gate and MCP endpoint → control API. What the machine lacks is told before a
+model is loaded. Stop is the reverse. A start that fails releases what was already built.
 
 The result is two ASGI applications without a port. ``process.py`` gives them listeners; a host with its own server
 (``hosted.py``) and test servers (``testing/``) use the same assembly.
@@ -126,7 +126,9 @@ async def open_apps(
     stack.push_async_callback(_shielded, journal.close)
     control_key = _control_key(settings, is_worker=is_worker)
     keys = EpisodeKeys(load_secret(settings.data_dir))
-    backends = backends or build_backends(settings)  # a wrong task is told before an engine is waited for
+    backends = backends or build_backends(settings)
+    progress.waits_for = "its sandboxes"
+    sandboxes = await start_sandboxes(settings, backends, stack)
     metrics = Metrics()
     metrics.watch(JournalCollector(journal.stats))
     renderer, engines = await _model(settings, model_dir, progress, make_engine)
@@ -134,8 +136,8 @@ async def open_apps(
     progress.waits_for = f"the engine ({settings.engine.kind})"
     await engines.sampler.start()
     _check_experts(settings, engines.sampler)
-    progress.waits_for = "its episodes and sandboxes"
-    parts = Parts(settings, journal, renderer, engines, keys, metrics, backends, observe, is_worker)
+    progress.waits_for = "its episodes"
+    parts = Parts(settings, journal, renderer, engines, keys, metrics, backends, observe, is_worker, sandboxes)
     bounds = await journal.told_at_start()
     _LOG.info("%s", bounds)
     return replace(await assemble(parts, agent_url, control_key, stack), journal=bounds)
@@ -182,11 +184,13 @@ class Parts:
     keys: EpisodeKeys
     metrics: Metrics
     backends: Backends | None = None
-    """None: those of the settings. Not started."""
+    """None: those of the settings. Not started, where ``sandboxes`` is None."""
     observe: Callable[[ASGIApp], ASGIApp] | None = None
     """Wraps the agent app as sandboxes reach it: tests and benchmarks record its requests."""
     is_worker: bool = False
     """True in one of several worker processes."""
+    sandboxes: HttpAgentEndpoint | None = None
+    """The endpoint of the backends' sandboxes, which are started; None: they are started with the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,12 +212,27 @@ class Apps:
     """One line about the journal's directory and what bounds it."""
 
 
+async def start_sandboxes(settings: Settings, backends: Backends, stack: AsyncExitStack) -> HttpAgentEndpoint:
+    """Starts the backend. The endpoint that its sandboxes reach has no agent app yet. Raises StartupError."""
+    endpoint = HttpAgentEndpoint(
+        None,
+        idle_connection_s=settings.gate.idle_connection_s,
+        max_connections=settings.sandboxes.max_connections,
+        limits=ConnectionLimits.of(settings.gate, connection_shares(settings).sandboxes),
+    )
+    tasks = await stack.enter_async_context(BackgroundTasks())
+    stack.push_async_callback(_shielded, backends.sandboxes.close)  # after the episodes, which use them
+    await backends.sandboxes.start(endpoint, tasks)
+    return endpoint
+
+
 async def assemble(parts: Parts, agent_url: str, control_key: str | None, stack: AsyncExitStack) -> Apps:
     """Joins started parts to the two applications. ``agent_url``: of the agent listener, as it is bound.
     ``control_key`` None switches authentication off."""
     settings, engines, metrics, renderer = parts.settings, parts.engines, parts.metrics, parts.renderer
     engine = engines.sampler
     backends = parts.backends or build_backends(settings)
+    sandboxes = parts.sandboxes or await start_sandboxes(settings, backends, stack)
     tasks = await stack.enter_async_context(BackgroundTasks())
     await engines.control.state()  # the first weights get their place in the order of versions
     tasks.start(engine.watch, name="the engine's watch", shielded=False)
@@ -223,7 +242,6 @@ async def assemble(parts: Parts, agent_url: str, control_key: str | None, stack:
         metrics.watch(FleetCollector(engines.fleet))
     stack.push_async_callback(_shielded, backends.grader.close)
     stack.push_async_callback(_shielded, backends.images.close)
-    stack.push_async_callback(_shielded, backends.sandboxes.close)  # after the episodes, which use them
     closing, stopping = anyio.Event(), Stopping()
     address = AgentAddress(agent_url, settings.gate.public_url, settings.control.trust_forwarded)
     await stack.enter_async_context(backends.own_tools)
@@ -277,13 +295,7 @@ async def assemble(parts: Parts, agent_url: str, control_key: str | None, stack:
         McpEndpoint(episodes, toolbox, settings.tools, origins, intake, stopping)
     )
     agent = AgentApp(gate, endpoint)
-    sandbox_endpoint = HttpAgentEndpoint(
-        agent if parts.observe is None else parts.observe(agent),
-        idle_connection_s=settings.gate.idle_connection_s,
-        max_connections=settings.sandboxes.max_connections,
-        limits=ConnectionLimits.of(settings.gate, connection_shares(settings).sandboxes),
-    )
-    await backends.sandboxes.start(sandbox_endpoint, tasks)
+    sandboxes.attach(agent if parts.observe is None else parts.observe(agent))
     control = await _control_app(
         parts, backends, episodes, spans, workers, toolbox, gate, closing, stopping, address, control_key, stack
     )

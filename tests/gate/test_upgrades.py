@@ -131,6 +131,22 @@ async def test_a_sandboxes_socket_has_the_same_deadlines(tmp_path: Path, sent: b
         await listener.close()
 
 
+async def test_a_sandboxes_socket_serves_the_agent_app_that_comes_after_it(tmp_path: Path) -> None:
+    """Backends are started, and may keep sandboxes warm, before there is an agent app."""
+    endpoint = HttpAgentEndpoint(None, idle_connection_s=30, max_connections=8)
+    listener = await endpoint.listen_unix(tmp_path / "socket")
+    listener.admit("one")
+    transport = httpx.AsyncHTTPTransport(uds=str(tmp_path / "socket"))
+    try:
+        async with httpx.AsyncClient(transport=transport, base_url="http://sandbox") as http:
+            before = await http.get("/e/one/x")
+            endpoint.attach(app)
+            after, other = await http.get("/e/one/x"), await http.get("/e/two/x")
+        assert [before.status_code, after.status_code, other.status_code] == [404, 200, 404]
+    finally:
+        await listener.close()
+
+
 async def test_idle_mcp_streams_are_bounded_and_leave_nothing(tiny_model: Path, tmp_path: Path) -> None:
     tools = {"max_requests_per_episode": 6}
     async with staged(tiny_model, tmp_path, tools=tools) as stage, AsyncExitStack() as stack:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
@@ -14,13 +15,14 @@ from pathlib import Path
 import anyio
 import httpx
 import pytest
-from server_process import environment
+from server_process import environment, refusal
 from starlette.responses import PlainTextResponse
 from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
+from turnstile_server.demo import TINY
 from turnstile_server.http.starting import StartingApp, StartProgress
 from waiting import wait_until_sync
 
@@ -250,3 +252,19 @@ def test_a_start_that_fails_says_why_and_exits_with_2(tmp_path: Path) -> None:
         assert waiting.json()["error"]["type"] == "server_starting"
         assert server.process.wait(STOP_S) == 2
     assert str(absent) in (tmp_path / "log").read_text().splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_a_missing_bubblewrap_is_told_before_the_engine_is_waited_for(tmp_path: Path) -> None:
+    """Nothing answers as the engine, which would be waited for longer than the test may take."""
+    broken = tmp_path / "bin" / "bwrap"
+    broken.parent.mkdir()
+    broken.write_text("#!/bin/sh\necho no such luck >&2; exit 1\n")
+    broken.chmod(0o755)
+    line = refusal(
+        *("--model", TINY, "--engine", "sglang", "--engine-url", "http://127.0.0.1:9"),
+        *("--sandbox", "local", "--data-dir", tmp_path / "data"),
+        PATH=f"{broken.parent}:{os.environ['PATH']}",
+    )
+    assert "local sandboxes need bubblewrap" in line
+    assert "no such luck" in line

@@ -34,9 +34,9 @@ _NOT_ADMITTED = orjson.dumps(
 class HttpAgentEndpoint:
     """Opens listeners that serve ``app``, the agent app.
 
-    ``app`` None: no agent runs in these sandboxes, and every request is 404. ``max_connections``: per listener;
-    ``limits``: of all listeners together, and of each connection. ``idle_connection_s``: idle keep-alive
-    connections are closed after it.
+    ``app`` None, and none attached: no agent runs in these sandboxes, and every request is 404.
+    ``max_connections``: per listener; ``limits``: of all listeners together, and of each connection.
+    ``idle_connection_s``: idle keep-alive connections are closed after it.
     """
 
     def __init__(
@@ -52,6 +52,10 @@ class HttpAgentEndpoint:
         self._max_connections = max_connections
         self.connections = Connections("the sandboxes", limits, per_owner=max_connections)
         """The connections of all sandboxes."""
+
+    def attach(self, app: ASGIApp) -> None:
+        """From now on all listeners serve ``app``: a backend is started before what serves its agents."""
+        self._app = app
 
     async def listen_unix(self, path: Path) -> HttpEpisodeListener:
         """See ``AgentEndpoint``."""
@@ -81,7 +85,7 @@ class HttpAgentEndpoint:
 
     def _listener(self, bound: socket.socket, *, with_token: bool) -> HttpEpisodeListener:
         return HttpEpisodeListener(
-            self._app,
+            lambda: self._app,
             self._idle_connection_s,
             self.connections,
             self._max_connections,
@@ -95,7 +99,7 @@ class HttpEpisodeListener:
 
     def __init__(
         self,
-        app: ASGIApp | None,
+        app_now: Callable[[], ASGIApp | None],
         idle_connection_s: float,
         connections: Connections,
         max_connections: int,
@@ -104,7 +108,7 @@ class HttpEpisodeListener:
         with_token: bool,
     ) -> None:
         self.token = secrets.token_urlsafe(32)
-        self._filter = _EpisodeFilter(app)
+        self._filter = _EpisodeFilter(app_now)
         self._connections = connections
         self._owner = f"sandbox {id(self)}"
         self._bound = bound
@@ -162,10 +166,10 @@ class HttpEpisodeListener:
 
 
 class _EpisodeFilter:
-    """An ASGI application: ``app``, for the paths of one episode."""
+    """An ASGI application: that of ``app_now``, for the paths of one episode."""
 
-    def __init__(self, app: ASGIApp | None) -> None:
-        self._app = app
+    def __init__(self, app_now: Callable[[], ASGIApp | None]) -> None:
+        self._app_now = app_now
         self.episode_id: str | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -173,8 +177,8 @@ class _EpisodeFilter:
             return
         # Reads the path as the app does: the id is what follows /e/ up to the next slash.
         own = self.episode_id is not None and scope["path"].startswith(f"/e/{self.episode_id}/")
-        if self._app is not None and own:
-            await self._app(scope, receive, send)
+        if own and (app := self._app_now()) is not None:
+            await app(scope, receive, send)
             return
         headers = [
             (b"content-type", b"application/json"),
