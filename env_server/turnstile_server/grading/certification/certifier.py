@@ -1,8 +1,8 @@
 """All checks of one task, one after the other, within a time of its own.
 
 A check that fails with an error of the task's is a failed check; one that the machine prevented, or an image that
-is not there or cannot be built, is an error. What a check has made is released before the next one begins, and when
-the whole is cancelled.
+is not there or cannot be built, is an error. What a check has made is released before the next one begins, and
+when the whole is cancelled.
 """
 
 from __future__ import annotations

@@ -44,8 +44,8 @@ REMEDIES: Mapping[CheckId, str] = {
     CheckId.ISOLATION: "keep an episode's state in its own sandbox or world, nothing in globals or on the host",
     CheckId.TOOLS: "correct capabilities.declared_tools in the manifest",
     CheckId.TASKS: "correct capabilities.declared_task_count in the manifest",
-    CheckId.ATTACKS: "judge the work where it cannot reach what judges it: hidden tests with `trust: boundary`, or a "
-    "script that runs the work as a program of its own and looks at what it says (docs/attacks.md)",
+    CheckId.ATTACKS: "judge the work where it cannot reach what judges it: hidden tests with `trust: boundary` or "
+    "a script that runs the work as a program of its own and looks at what it says (docs/attacks.md)",
 }
 
 
