@@ -90,7 +90,7 @@ def startup_errors(group: BaseExceptionGroup[StartupError]) -> list[StartupError
 
 
 async def serve(settings: Settings, inherited: Inherited | None = None) -> None:
-    """Runs a server until SIGINT or SIGTERM, which also cut off a start. Prints one line of JSON when it is ready:
+    """Runs a server until SIGINT or SIGTERM, which also cut off a start. Says when it is ready (``say_ready``):
     both listeners serve all that they have."""
     stop, started, starting = anyio.Event(), anyio.Event(), anyio.CancelScope()
     async with anyio.create_task_group() as tasks:
@@ -98,7 +98,7 @@ async def serve(settings: Settings, inherited: Inherited | None = None) -> None:
         with starting:
             async with running(settings, inherited) as server, ended_at_standstill(settings.standstill_s):
                 started.set()
-                _announce(settings, server, _say if inherited is None else inherited.tell)
+                _announce(settings, server, say_ready if inherited is None else inherited.tell)
                 await stop.wait()
         tasks.cancel_scope.cancel()
 
@@ -124,9 +124,25 @@ def freeze_what_is_there() -> None:
     gc.freeze()
 
 
-def _say(event: dict[str, object]) -> None:
-    sys.stdout.write(json.dumps(event) + "\n")
+def say_ready(event: dict[str, object]) -> None:
+    """One line of JSON, for the program that started the server; on a terminal, lines for a person."""
+    sys.stdout.write(ready_text(event) if sys.stdout.isatty() else json.dumps(event) + "\n")
     sys.stdout.flush()
+
+
+def ready_text(event: Mapping[str, object]) -> str:
+    """The facts of the event that a person needs next."""
+    control = str(event["control_url"])
+    facts = {
+        "control API": f"{control}, with the control key",
+        "viewer": f"{control}/ui, which `turnstile ui --url {control} --data-dir {event['data_dir']}` opens",
+        "agents": event["agent_url"],
+        "sandboxes": event["sandboxes"],
+        "data": event["data_dir"],
+        "end": "Ctrl-C",
+    }
+    lines = "".join(f"  {name:<12} {fact}\n" for name, fact in facts.items())
+    return visible(f"Turnstile is ready.\n{lines}", lines=True)
 
 
 async def on_signal(stop: anyio.Event, started: anyio.Event, starting: anyio.CancelScope) -> None:

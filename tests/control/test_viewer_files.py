@@ -41,6 +41,18 @@ async def test_every_address_is_the_page_without_a_key_and_names_the_same_files(
         assert file.headers["cache-control"].endswith("immutable")
 
 
+async def test_the_plain_address_leads_to_the_viewer(stranger: httpx.AsyncClient) -> None:
+    for method in ("GET", "HEAD"):
+        greeted = await stranger.request(method, "/")
+        assert greeted.status_code == 303
+        assert SECURITY_HEADERS.items() <= dict(greeted.headers).items()
+        assert greeted.url.join(greeted.headers["location"]).path == "/ui"
+    behind_a_proxy = greeted.url.copy_with(path="/rl/").join(greeted.headers["location"])
+    assert behind_a_proxy.path == "/rl/ui"
+    assert "the API asks for the control key" in (await stranger.get("/")).text
+    assert (await stranger.post("/", json={})).status_code == 405
+
+
 async def test_no_answer_lets_the_browser_run_frame_or_send_anything_else(stranger: httpx.AsyncClient) -> None:
     page = await stranger.get("/ui/episodes")
     for answer in (page, await stranger.get(names(page)[0]), await stranger.get("/ui")):

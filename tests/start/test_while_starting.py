@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import pty
+import re
 import signal
 import socket
 import subprocess
@@ -15,7 +17,7 @@ from pathlib import Path
 import anyio
 import httpx
 import pytest
-from server_process import environment, refusal
+from server_process import environment, refusal, serve_command
 from starlette.responses import PlainTextResponse
 from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
@@ -268,3 +270,26 @@ def test_a_missing_bubblewrap_is_told_before_the_engine_is_waited_for(tmp_path: 
     )
     assert "local sandboxes need bubblewrap" in line
     assert "no such luck" in line
+
+
+@pytest.mark.slow
+def test_a_terminal_is_told_in_words_where_the_server_is(tmp_path: Path) -> None:
+    """A program that starts a server reads one line of JSON; other tests do."""
+    terminal, output = pty.openpty()
+    command = serve_command("--model", TINY, "--engine", "trainer", "--sandbox", "none", "--data-dir", tmp_path)
+    process = subprocess.Popen(command, env=environment(), stdout=output, stderr=subprocess.DEVNULL)
+    os.close(output)
+    said = ""
+    try:
+        while "Ctrl-C" not in said:
+            said += os.read(terminal, 1 << 12).decode()  # OSError when the server has ended
+    finally:
+        process.terminate()
+        assert process.wait(STOP_S) == 0
+        os.close(terminal)
+    assert said.startswith("Turnstile is ready.")
+    [viewer] = re.findall(r"viewer +(\S+), which `turnstile ui --url (\S+) --data-dir (\S+)` opens", said)
+    assert viewer[0] == f"{viewer[1]}/ui"
+    assert viewer[2] == str(tmp_path)
+    assert re.search(r"sandboxes +none", said)
+    assert (tmp_path / "control.key").read_text().strip() not in said

@@ -1,10 +1,10 @@
 """The control key: where it comes from, and the middleware that checks it.
 
-What must hold: no request but those for ``/health``, ``/ready`` and the viewer's files (``/ui``, which hold no
-data) passes without the key, unless the setting ``control.auth`` switches authentication off; the comparison takes
-the same time wherever the keys differ; the key is in no log. A request carries it as
-``Authorization: Bearer KEY``, or as the path prefix ``/k/KEY`` for clients that cannot send headers. A browser
-that asks for the viewer with such a prefix is sent to the viewer's own address.
+What must hold: no request but those for ``/health``, ``/ready``, ``/`` (which leads to the viewer) and the
+viewer's files (``/ui``, which hold no data) passes without the key, unless the setting ``control.auth`` switches
+authentication off; the comparison takes the same time wherever the keys differ; the key is in no log. A request
+carries it as ``Authorization: Bearer KEY``, or as the path prefix ``/k/KEY`` for clients that cannot send headers.
+A browser that asks for the viewer with such a prefix is sent to the viewer's own address.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import secrets
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from turnstile_server.control.viewer_routes import is_viewer_path, key_into_fragment
+from turnstile_server.control.viewer_routes import ROOT_PATH, is_viewer_path, key_into_fragment
 from turnstile_server.data_dir import SECRET_BYTES, private_file
 from turnstile_server.errors import StartupError, Unauthorized
 from turnstile_server.http.connections import admit
@@ -103,7 +103,7 @@ class ControlKey:
 
 
 def _is_open(path: str) -> bool:
-    return path in OPEN_PATHS or is_viewer_path(path)
+    return path in OPEN_PATHS or path == ROOT_PATH or is_viewer_path(path)
 
 
 def _bearer(header: str) -> str:

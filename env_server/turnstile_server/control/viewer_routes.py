@@ -18,12 +18,14 @@ from typing import Literal
 from urllib.parse import quote
 
 from fastapi import APIRouter, Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.types import Scope
 
 from turnstile_server.errors import NotFound
 
 VIEWER_PATH = "/ui"
+ROOT_PATH = "/"
+"""Leads to the viewer."""
 INDEX = "index.html"
 ASSETS = {"app.js": "text/javascript; charset=utf-8", "app.css": "text/css; charset=utf-8"}
 """Media types of what the page loads. ``make ui`` builds them into the package ``turnstile_server.viewer``."""
@@ -39,6 +41,7 @@ SECURITY_HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
 }
+_GREETING = "This is a Turnstile server. Its viewer is at /ui; the API asks for the control key.\n"
 _FOREVER = "public, max-age=31536000, immutable"
 _FOLDER = "{assets}"
 """Stands in ``index.html`` for the folder of the script and the style."""
@@ -90,6 +93,12 @@ def build_viewer_router(*, served: Literal["server", "directory"] = "server") ->
     index = folder.joinpath(INDEX).read_text("utf-8").replace(_SERVED, served)
     version = hashlib.sha256("".join(asset.etag for asset in assets.values()).encode()).hexdigest()[:16]
     router = APIRouter()
+
+    @router.api_route(ROOT_PATH, methods=["GET", "HEAD"], include_in_schema=False)
+    async def root() -> Response:
+        """People who open the server's address look for a page. Relative, for proxies with a prefix."""
+        headers = {**SECURITY_HEADERS, "location": VIEWER_PATH.removeprefix("/"), "cache-control": "no-store"}
+        return PlainTextResponse(_GREETING, 303, headers)
 
     @router.api_route(VIEWER_PATH, methods=["GET", "HEAD"], include_in_schema=False)
     async def start(request: Request) -> Response:

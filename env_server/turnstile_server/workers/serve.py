@@ -8,7 +8,6 @@ ends; every socket and folder that this process makes is its to close and to rem
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import sys
@@ -31,7 +30,7 @@ from turnstile_server.http.listeners import Listener, bind, url_of
 from turnstile_server.http.starting import StartingApp, StartProgress
 from turnstile_server.observability.log_lines import LogFormatter
 from turnstile_server.observability.standstill import ended_at_standstill
-from turnstile_server.process import freeze_what_is_there, on_signal, startup_errors, tell_refusal
+from turnstile_server.process import freeze_what_is_there, on_signal, say_ready, startup_errors, tell_refusal
 from turnstile_server.settings import Settings
 
 _LOG = logging.getLogger(__name__)
@@ -83,8 +82,7 @@ async def _serve(settings: Settings) -> None:
             async with fronting(settings) as ready, ended_at_standstill(settings.standstill_s):
                 started.set()
                 freeze_what_is_there()
-                sys.stdout.write(json.dumps(ready) + "\n")
-                sys.stdout.flush()
+                say_ready(ready)
                 await stop.wait()
         tasks.cancel_scope.cancel()
 
