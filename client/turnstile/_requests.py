@@ -45,6 +45,7 @@ from turnstile.models import (
     Turn,
     TurnList,
 )
+from turnstile.models.faults import fault_text
 from turnstile.models.samples_encoding import MEDIA_TYPE, WireError, decode_forest, decode_samples
 from turnstile.task_stream import TaskPageRequest
 
@@ -347,7 +348,8 @@ def _listed(value: object) -> list[Any]:
 
 def _invalid(error: ValidationError) -> errors.InvalidRequest:
     detail = [
-        {"field": ".".join(str(part) for part in item["loc"]), "reason": item["msg"]} for item in error.errors()
+        {"field": ".".join(str(part) for part in item["loc"]), "reason": fault_text(item)}
+        for item in error.errors()
     ]
     message = "; ".join(f"{item['field']}: {item['reason']}" for item in detail)
     return errors.InvalidRequest(message, type="invalid_value", detail=detail)

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from turnstile import errors
 from turnstile.models import EpisodeFilter, EpisodeStatus, Fault
+from turnstile.models.faults import fault_text
 
 
 class EpisodeConditions(TypedDict, total=False):
@@ -44,7 +45,7 @@ def condition_params(conditions: EpisodeConditions) -> Mapping[str, str | list[s
     except ValidationError as error:
         found = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in found["loc"])
-        raise errors.InvalidRequest(f"{place}: {found['msg']}") from error
+        raise errors.InvalidRequest(f"{place}: {fault_text(found)}") from error
     given = wanted.model_dump(mode="json", exclude_none=True)
     return {name: list(value) if isinstance(value, list) else _text(value) for name, value in given.items()}
 

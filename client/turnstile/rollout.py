@@ -25,6 +25,7 @@ from turnstile.models import (
     TaskInfo,
     TaskRef,
 )
+from turnstile.models.faults import fault_text
 
 TaskLike: TypeAlias = TaskRef | TaskInfo | Mapping[str, Any] | str
 """A task: a TaskRef, an entry of ``tasks()``, an inline dict, or a string: a task id where it could be one
@@ -297,4 +298,4 @@ def task_ref(task: TaskLike) -> TaskRef:
     try:
         return TaskRef.model_validate(task)
     except ValidationError as error:
-        raise errors.InvalidRequest(f"{task!r} is no task: {error.errors()[0]['msg']}") from error
+        raise errors.InvalidRequest(f"{task!r} is no task: {fault_text(error.errors()[0])}") from error

@@ -120,7 +120,7 @@ comand = "true"
         "task.toml:5: verifier.timeout_sec: Input should be a valid number",
         "task.toml:7: environment.memory: '2T' is not a size like 2G, 512M or 900K; write the key with _mb",
         "task.toml:8: environment.workdir: 'app' is no folder below /, by its whole path",
-        "task.toml:9: environment.healthcheck.command: Field required",
+        "task.toml:9: environment.healthcheck.command: it is missing",
         f"task.toml:10: environment.healthcheck.comand: {NO_KEY}",
         "instruction.md: No such file or directory",
         "tests/test.sh: there is no such script; it judges the work",

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import anyio
 import typer
+from pydantic import ValidationError
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -18,6 +19,7 @@ from turnstile.cli.connection import DEFAULT_URL, DataDirOption, JsonOption, Key
 from turnstile.cli.output import FAILED, USAGE, Column, echo, echo_json, fail, reported, show_table
 from turnstile.client import AsyncClient
 from turnstile.models import Episode, EpisodeStatus, Regrade, TaskRef, new_id
+from turnstile.models.faults import fault_text
 
 _SHOWN = 5
 """Tests and components that a cell of the table names."""
@@ -161,8 +163,11 @@ def _other_task(task_id: str | None, file: Path | None) -> TaskRef | None:
         return TaskRef.model_validate(json.loads(file.read_text()))
     except OSError as error:
         fail(f"--task-file {file}: {error.strerror or error}", USAGE)
+    except ValidationError as error:
+        faults = (f"{'.'.join(map(str, each['loc'])) or 'a task'}: {fault_text(each)}" for each in error.errors())
+        fail(f"--task-file {file}: {'; '.join(faults)}", USAGE)
     except ValueError as error:
-        fail(f"--task-file {file} is no task as JSON: {str(error).splitlines()[0]}", USAGE)
+        fail(f"--task-file {file} is not JSON: {error}", USAGE)
 
 
 async def _run(

@@ -13,6 +13,7 @@ from typing import Any, Final
 import yaml
 from pydantic import ValidationError
 
+from turnstile.models.faults import fault_text
 from turnstile.plugins import BrokenPlugin, Plugin, Plugins, is_reference
 from turnstile_server.agents.launch import PLACEHOLDERS, placeholder_errors
 from turnstile_server.agents.spec import AgentSpec
@@ -178,7 +179,7 @@ def _checked(path: Path, fields: Mapping[str, Any]) -> AgentSpec:
     try:
         spec = AgentSpec.model_validate(fields)
     except ValidationError as error:
-        faults = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors())
+        faults = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault_text(fault)}" for fault in error.errors())
         raise StartupError(f"the agent spec {path} is wrong: {faults}") from error
     unfilled = placeholder_errors(spec)
     if unfilled:

@@ -12,7 +12,8 @@ import anyio
 import typer
 
 from turnstile.visible import visible
-from turnstile_server.commands.tasks import FAILED, USAGE, Sources, choose, load, read_settings, show, table
+from turnstile_server.commands.serve import settings_of
+from turnstile_server.commands.tasks import FAILED, USAGE, Sources, choose, load, show, table
 from turnstile_server.errors import SandboxUnavailable, TurnstileError
 from turnstile_server.settings import Settings
 from turnstile_server.tasks.catalog import TaskCatalog
@@ -29,7 +30,7 @@ def build(
     again: Annotated[bool, typer.Option("--again", help="Also images that are there.")] = False,
 ) -> None:
     """Build the images of tasks that bring a Dockerfile, and look for those that tasks name."""
-    settings = read_settings({})
+    settings = settings_of({})
     tasks = load(sources, settings)
     chosen = choose(tasks, only)
     made = table("id", "image", "result", "MB")

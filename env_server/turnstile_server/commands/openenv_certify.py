@@ -20,8 +20,8 @@ import typer
 from turnstile.visible import visible
 from turnstile_server.commands.build_tasks import show_progress
 from turnstile_server.commands.proof_tools import started_proof_tools
-from turnstile_server.commands.serve import nested
-from turnstile_server.commands.tasks import FAILED, USAGE, fail, load, one_line, read_settings, show, table
+from turnstile_server.commands.serve import nested, settings_of
+from turnstile_server.commands.tasks import FAILED, USAGE, fail, load, one_line, show, table
 from turnstile_server.errors import StartupError, TaskFailed
 from turnstile_server.grading.certification.certificate import Certificate
 from turnstile_server.grading.certification.certifier import TASK_CHECKS, certify_task
@@ -86,7 +86,7 @@ def certify(
 ) -> None:
     """Certify a task set: oracle, floor, leaks, isolation, determinism and attacks, by OpenEnv's check ids."""
     flags = {"sandboxes.kind": sandbox, "sandboxes.docker_image": image, "grading.parallel": jobs}
-    settings = read_settings(nested(flags))
+    settings = settings_of(nested(flags))
     if report is not None and not report.absolute().parent.is_dir():
         fail(f"--json: there is no folder {report.absolute().parent}", USAGE)
     wanted = _wanted(check)

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 from pydantic import ValidationError
 
+from turnstile.models.faults import fault_text
 from turnstile.plugins import Plugins, UnknownPlugin
 from turnstile.visible import visible
 from turnstile_server.engines.registry import NO_ENGINE
@@ -217,7 +218,7 @@ def nested(flags: dict[str, Any]) -> dict[str, Any]:
     return out
 
 
-def settings_of(flags: dict[str, Any], config: Path | None) -> Settings:
+def settings_of(flags: dict[str, Any], config: Path | None = None) -> Settings:
     """The settings. Wrong ones are reported, setting by setting, and end the command."""
     try:
         if config is not None and not config.is_file():
@@ -240,7 +241,7 @@ def _fault(item: dict[str, Any]) -> str:
     if item["type"] == "extra_forbidden":
         return f"setting {name}: there is no such setting"
     value = "(a key)" if name == "control.key" else repr(item["input"])
-    return f"setting {name} = {value}: {item['msg']}"
+    return f"setting {name} = {value}: {fault_text(item)}"
 
 
 def _refuse(*lines: str) -> None:

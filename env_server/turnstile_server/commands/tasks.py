@@ -8,20 +8,20 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 import yaml
-from pydantic import ValidationError
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from turnstile.visible import visible
+from turnstile_server.commands.serve import settings_of
 from turnstile_server.errors import NotFound, StartupError
 from turnstile_server.own_tools.catalog import OwnToolCatalog
-from turnstile_server.settings import Settings, load_settings
+from turnstile_server.settings import Settings
 from turnstile_server.tasks.catalog import TaskCatalog
 from turnstile_server.tasks.registry import load_tasks
 
@@ -38,7 +38,7 @@ Sources = Annotated[
 
 def list_tasks(sources: Sources = None) -> None:
     """List tasks: id, difficulty, how each is graded, what it says."""
-    found = load(sources, read_settings({}))
+    found = load(sources, settings_of({}))
     made = table("id", "difficulty", "graded by", "tags", "instruction")
     for task in found:
         names = sorted(task.graders, reverse=True)
@@ -58,7 +58,7 @@ def show_task(
     ] = False,
 ) -> None:
     """Show one task as YAML, without what an agent must not see."""
-    source = load(sources, read_settings({}))
+    source = load(sources, settings_of({}))
     try:
         task = source.get(task_id)
     except NotFound as error:
@@ -87,18 +87,6 @@ def load(sources: Sequence[str] | None, settings: Settings) -> TaskCatalog:
         return tasks
     except StartupError as error:
         fail(error.message, USAGE)
-
-
-def read_settings(flags: dict[str, Any]) -> Settings:
-    try:
-        return load_settings(flags)
-    except StartupError as error:
-        fail(error.message, USAGE)
-    except ValidationError as error:
-        fail(
-            "; ".join(f"setting {'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()),
-            USAGE,
-        )
 
 
 def table(*columns: str) -> Table:

@@ -18,7 +18,7 @@ import typer
 from turnstile.visible import visible
 from turnstile_server.commands.build_tasks import show_progress
 from turnstile_server.commands.proof_tools import started_proof_tools
-from turnstile_server.commands.serve import nested
+from turnstile_server.commands.serve import nested, settings_of
 from turnstile_server.commands.tasks import (
     FAILED,
     USAGE,
@@ -27,7 +27,6 @@ from turnstile_server.commands.tasks import (
     fail,
     load,
     one_line,
-    read_settings,
     show,
     table,
 )
@@ -69,7 +68,7 @@ def validate(
     }
     if resume and report is None:
         fail("--resume needs --report, the file to go on with", USAGE)
-    settings = read_settings(nested(flags))
+    settings = settings_of(nested(flags))
     found = load(sources, settings)
     chosen = choose(found, only)
     try:

@@ -20,6 +20,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from turnstile.models.faults import fault_text
 from turnstile_server.errors import (
     BodyTooLarge,
     InvalidRequest,
@@ -58,7 +59,9 @@ def error_response(error: TurnstileError) -> Response:
 
 def unprocessable(errors: Sequence[Mapping[str, Any]]) -> Unprocessable:
     """Pydantic's errors as one: it names each field and the reason, and repeats no value."""
-    detail = [{"field": ".".join(str(part) for part in error["loc"]), "reason": error["msg"]} for error in errors]
+    detail = [
+        {"field": ".".join(str(part) for part in error["loc"]), "reason": fault_text(error)} for error in errors
+    ]
     message = "; ".join(f"{item['field'] or 'body'}: {item['reason']}" for item in detail)
     return Unprocessable(message, detail=detail)
 

@@ -19,6 +19,7 @@ from pydantic_core import PydanticSerializationError
 
 from turnstile.models import Episode, EpisodeStatus, ErrorInfo, Limits, NetworkReport, Sampling, Turn
 from turnstile.models.base import check_json
+from turnstile.models.faults import fault_text
 from turnstile_server.capture import EpisodeFacts, TokenTree, Turns
 from turnstile_server.journal.protocol import Record, RecordType
 from turnstile_server.journal.records import delivery_of, discard_of, episode_record, turn_of
@@ -147,7 +148,7 @@ def _problems(error: Exception) -> dict[str, str]:
     found: dict[str, str] = {}
     for item in error.errors(include_url=False, include_input=False):
         place = [str(part) for part in item["loc"]]
-        found.setdefault(place[0] if place else "", f"{'.'.join(place)[:100]}: {item['msg'][:200]}")
+        found.setdefault(place[0] if place else "", f"{'.'.join(place)[:100]}: {fault_text(item)[:200]}")
     return found
 
 

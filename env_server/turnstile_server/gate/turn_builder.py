@@ -34,6 +34,7 @@ from turnstile.models import (
     Tool,
     Turn,
 )
+from turnstile.models.faults import fault_text
 from turnstile_server.capture import CallMatch, Node
 from turnstile_server.capture.keys import SYSTEM_ROLES
 from turnstile_server.engines.call_checks import check_chunk
@@ -335,7 +336,7 @@ class TurnBuilder:
         try:
             return made_turn(fields)
         except ValidationError as error:
-            reasons = "; ".join(item["msg"] for item in error.errors(include_url=False))
+            reasons = "; ".join(fault_text(item) for item in error.errors(include_url=False))
             raise EngineProtocolError(f"the engine's answer contradicts itself: {reasons}") from error
         except ValueError as error:
             raise EngineProtocolError(f"the engine's answer contradicts itself: {error}") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import ValidationError
 
+from turnstile.models.faults import fault_text
 from turnstile_server.errors import TaskFailed
 from turnstile_server.settings import TaskSettings
 from turnstile_server.tasks.environment import EpisodeStart
@@ -17,7 +18,7 @@ def started(task: Task, start: EpisodeStart, settings: TaskSettings) -> Task:
         Files.model_validate({"inline": dict(start.files)})
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        message = first["msg"].removeprefix("Value error, ")
+        message = fault_text(first)
         raise TaskFailed(f"task {task.id}: the files that reset gives cannot be used: {message}") from None
     found = _applied(task, start)
     inline = {} if found.base is None else found.base.inline

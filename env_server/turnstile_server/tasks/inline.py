@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from turnstile.models import TaskRef
 from turnstile.models.base import new_id
+from turnstile.models.faults import fault_text
 from turnstile_server.errors import Unprocessable
 from turnstile_server.tasks.catalog import TaskCatalog
 from turnstile_server.tasks.files import Files, FilesOptions
@@ -96,6 +97,4 @@ def _gold_files(name: str, gold: Gold) -> list[tuple[str, Files | None]]:
 
 def _fault(item: dict[str, Any]) -> str:
     field = ".".join(["task", *map(str, field_place(item["loc"]))])
-    if item["type"] == "extra_forbidden":
-        return f"{field}: there is no such field"
-    return f"{field}: {item['msg'].removeprefix('Value error, ')}"
+    return f"{field}: {fault_text(item)}"

@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
+from turnstile.models.faults import fault_text
 from turnstile_server.settings import TaskSettings
 from turnstile_server.tasks.files import Files, FilesOptions
 from turnstile_server.tasks.grader_options import MAY_NAME_CODE, GradingEntry, field_place
@@ -118,8 +119,7 @@ def _checked(path: Path, entry: TaskEntry, settings: TaskSettings) -> Iterator[F
     except ValidationError as error:
         for item in error.errors(include_url=False):
             loc = field_place(item["loc"])
-            message = "there is no such field" if item["type"] == "extra_forbidden" else item["msg"]
-            yield _problem(path, message.removeprefix("Value error, "), entry.line_of(loc), loc)
+            yield _problem(path, fault_text(item), entry.line_of(loc), loc)
         return
     placed, problems = _with_folders(task, path, entry, settings)
     yield from problems

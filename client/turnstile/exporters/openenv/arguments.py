@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from turnstile import errors
 from turnstile.models import Sampling
 from turnstile.models.draw import draw_position, generator_of
+from turnstile.models.faults import fault_text
 from turnstile.rollout import TaskLike
 
 TaskOf: TypeAlias = Callable[[Any, int | None], TaskLike]
@@ -56,7 +57,7 @@ def sampling_of(policy: Mapping[str, Any] | None) -> Sampling | None:
         found = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in found["loc"])
         raise errors.InvalidRequest(
-            f"sampling: {place}={found['input']!r} is not possible: {found['msg']}"
+            f"sampling: {place}={found['input']!r} is not possible: {fault_text(found)}"
         ) from error
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from turnstile.models.faults import fault_text
 from turnstile_server.control.body import parse_json
 from turnstile_server.control.openenv.environment import TurnstileEnvironment
 from turnstile_server.control.openenv.jsonrpc import JsonRpc, RpcSession
@@ -136,7 +137,7 @@ def error_frame(message: str, code: WSErrorCode, **more: Any) -> str:
 def invalid_frame(error: ValidationError) -> str:
     """Name the invalid fields, without repeating their values."""
     found = error.errors(include_url=False, include_context=False, include_input=False)
-    said = "; ".join(f"{'.'.join(map(str, item['loc'])) or 'message'}: {item['msg']}" for item in found)
+    said = "; ".join(f"{'.'.join(map(str, item['loc'])) or 'message'}: {fault_text(item)}" for item in found)
     return error_frame(f"Invalid message: {said}", WSErrorCode.VALIDATION_ERROR, errors=found)
 
 

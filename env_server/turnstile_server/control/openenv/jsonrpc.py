@@ -20,6 +20,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from turnstile.models.faults import fault_text
 from turnstile_server.control.body import json_bytes, parse_json
 from turnstile_server.control.openenv.environment import TurnstileEnvironment
 from turnstile_server.control.openenv.openenv_parts import metadata
@@ -90,7 +91,9 @@ class JsonRpc:
             return rpc_error(error.code, str(error), request_id, error.data)
         except ValidationError as error:
             found = error.errors(include_url=False, include_context=False, include_input=False)
-            said = "; ".join(f"{'.'.join(map(str, item['loc'])) or 'params'}: {item['msg']}" for item in found)
+            said = "; ".join(
+                f"{'.'.join(map(str, item['loc'])) or 'params'}: {fault_text(item)}" for item in found
+            )
             return rpc_error(JsonRpcErrorCode.INVALID_PARAMS, said, request_id)
         except TurnstileError as error:
             wrong = isinstance(error, NotFound | Unprocessable) and not isinstance(error, QueueFull)

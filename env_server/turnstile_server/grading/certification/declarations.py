@@ -8,6 +8,7 @@ from typing import Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
 
+from turnstile.models.faults import fault_text
 from turnstile_server.errors import StartupError
 
 LEAST_MARGIN = 0.1
@@ -63,4 +64,4 @@ def read_declarations(manifest: Path) -> Declarations:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"]))
-        raise StartupError(f"--manifest: {manifest}: validation.{place}: {first['msg']}") from error
+        raise StartupError(f"--manifest: {manifest}: validation.{place}: {fault_text(first)}") from error

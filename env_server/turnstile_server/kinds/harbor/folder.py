@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from turnstile.models import Limits
+from turnstile.models.faults import fault_text
 from turnstile_server.kinds.harbor.config import HarborConfig, HarborVerifier
 from turnstile_server.kinds.harbor.findings import FolderFindings
 from turnstile_server.kinds.harbor.folder_parts import INSTRUCTION, SOLUTION, TESTS, FolderParts
@@ -163,7 +164,7 @@ class TaskFolder:
                 "Harbor has no such key, so it would do nothing; mend the name, or put it under [metadata]", loc
             )
         else:
-            self.found.wrong(item["msg"].removeprefix("Value error, "), loc)
+            self.found.wrong(fault_text(item), loc)
 
     def _missing(self) -> None:
         """Files that are not there, where ``task.toml`` cannot say more."""
@@ -191,7 +192,7 @@ class TaskFolder:
         except ValidationError as error:
             for item in error.errors(include_url=False):
                 loc = tuple(part for part in item["loc"] if part != "[key]")
-                self.found.wrong(item["msg"].removeprefix("Value error, "), loc, file=self._path)
+                self.found.wrong(fault_text(item), loc, file=self._path)
             return None
 
 

@@ -18,6 +18,7 @@ from typing import IO, Any
 
 from pydantic import ValidationError
 
+from turnstile.models.faults import fault_text
 from turnstile_server.errors import TaskFailed
 from turnstile_server.integrations.package_process import PackageBroken, listed, python_of
 from turnstile_server.kinds.packages.options import (
@@ -113,7 +114,7 @@ def _found(
         except ValidationError as error:
             for item in error.errors(include_url=False):
                 field = ".".join(str(part) for part in item["loc"] if part != "[key]")
-                message = item["msg"].removeprefix("Value error, ")
+                message = fault_text(item)
                 yield TaskProblem(source, None, field, f"task {said['task'].get('id')}: {message}")
             continue
         kept = {sys.intern(name): sys.intern(value) for name, value in labels_of(task).items()}

@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from turnstile.models.faults import fault_text
 from turnstile_server.kinds.worlds.definition import WorldDefinition, file_of, names_a_world, place_of
 from turnstile_server.kinds.worlds.environment import WorldEnvironment
 from turnstile_server.kinds.worlds.world import WorldTask, about
@@ -70,8 +71,7 @@ def _checked(declared: WorldTask, definition: WorldDefinition) -> Iterator[Found
     except ValidationError as error:
         for item in error.errors(include_url=False):
             field = ".".join(str(part) for part in item["loc"] if part != "[key]")
-            said = "there is no such field" if item["type"] == "extra_forbidden" else item["msg"]
-            yield TaskProblem(file, line, field, whose + said.removeprefix("Value error, "))
+            yield TaskProblem(file, line, field, whose + fault_text(item))
         return
     environment = WorldEnvironment(definition)
     if environment.component in task.grading:

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from pydantic import ValidationError
 
+from turnstile.models.faults import fault_text
 from turnstile.plugins import BrokenPlugin, is_reference
 from turnstile_server.tasks.grader_options import field_place, host_code_of
 from turnstile_server.tasks.model import Task
@@ -76,7 +77,7 @@ def task_of_fields(fields: RowFields) -> Task | list[RowFault]:
         faults: list[RowFault] = []
         for item in error.errors(include_url=False):
             place = ".".join(map(str, field_place(item["loc"])))
-            faults.append((fields.columns.get(place, place) or None, item["msg"].removeprefix("Value error, ")))
+            faults.append((fields.columns.get(place, place) or None, fault_text(item)))
         return faults
     folders = [files for files in task.all_files if files is not None and files.folder is not None]
     if folders or task.tools:

@@ -14,6 +14,7 @@ from urllib.parse import parse_qsl
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from turnstile.models.faults import fault_text
 from turnstile_server.tasks.parse import TaskSyntaxError, parse_yaml
 from turnstile_server.tasks.selection import Condition
 
@@ -114,8 +115,7 @@ def parse_options(source: str, others: Collection[str] = ()) -> RowOptions:
     except ValidationError as error:
         for item in error.errors(include_url=False):
             place = ".".join(map(str, item["loc"]))
-            message = "there is no such field" if item["type"] == "extra_forbidden" else item["msg"]
-            wrong.append(f"{place if map_file is None else f'{map_file}: {place}'}: {message}")
+            wrong.append(f"{place if map_file is None else f'{map_file}: {place}'}: {fault_text(item)}")
     except ValueError as error:
         wrong.append(f"map: {error}")
     if wrong:
