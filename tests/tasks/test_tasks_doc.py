@@ -15,9 +15,11 @@ from turnstile_server.tasks.grader_options import GRADERS, options_in_field
 from turnstile_server.tasks.hidden_tests import HiddenTests
 from turnstile_server.tasks.model import Gold, SandboxWish, Task
 from turnstile_server.tasks.network import NetworkWish
+from turnstile_server.tasks.registry import load_tasks
 from turnstile_server.tasks.script import ScriptTests
 
-DOC = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text()
+ROOT = Path(__file__).parents[2]
+DOC = (ROOT / "docs" / "tasks.md").read_text()
 PARTS: dict[str, type[BaseModel]] = {
     "tests": HiddenTests,
     "script": ScriptTests,
@@ -47,3 +49,15 @@ def test_the_examples_are_tasks() -> None:
     assert len(examples) == 3
     for example in examples:
         assert Task.model_validate(yaml.safe_load(example)).graded
+
+
+def test_the_tasks_that_commands_of_the_docs_name_ship() -> None:
+    words = {"all", *load_tasks([]).ids}
+    named = re.compile(r"turnstile (?:mcp|run) [^`\n]*--tasks? ([a-z][a-z-]+)(?![\w./*-])")
+    found = {
+        (page.name, name)
+        for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+        for name in named.findall(page.read_text())
+    }
+    assert ("tools.md", "count-errors") in found
+    assert {(page, name) for page, name in found if name not in words} == set()
