@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
@@ -144,6 +145,24 @@ def test_only_some_can_be_chosen(tmp_path: Path) -> None:
     done = run("validate", "--only", "count-errors", *LOCAL)
     assert (done.exit_code, "1 of 1 tasks are sound." in done.stdout) == (0, True)
     assert run("validate", "--only", "nothing", *LOCAL).exit_code == 1
+
+
+def test_a_large_set_is_listed_in_parts_that_say_how_to_go_on(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    made = ({"id": f"t{number}", "instruction": "1 + 1?", "answer": "2"} for number in range(2500))
+    rows.write_text("".join(f"{json.dumps(row)}\n" for row in made))
+
+    def listed(*options: str) -> tuple[list[str], str, int]:
+        done = run("list", f"rows:{rows}", *options)
+        assert done.exit_code == 0, done.output
+        ids = [line.split()[0] for line in done.stdout.splitlines() if line.strip().startswith("t")]
+        return ids, done.stderr.strip(), done.stdout.count("instruction")
+
+    ids = [f"t{number}" for number in range(2500)]
+    assert listed() == (ids[:1000], "1000 of 2500 tasks; --start 1000 goes on.", 1)
+    assert listed("--start", "2499") == (ids[2499:], "1 of 2500 tasks.", 1)
+    assert listed("--limit", "9999") == (ids, "", 1)
+    assert listed("--start", "3000") == ([], "0 of 2500 tasks.", 1)
 
 
 def test_list_names_every_task() -> None:

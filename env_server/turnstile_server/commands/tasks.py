@@ -19,7 +19,7 @@ from rich.text import Text
 
 from turnstile.visible import visible
 from turnstile_server.commands.serve import settings_of
-from turnstile_server.errors import NotFound, StartupError
+from turnstile_server.errors import NotFound, StartupError, TaskFailed
 from turnstile_server.own_tools.catalog import OwnToolCatalog
 from turnstile_server.settings import Settings
 from turnstile_server.tasks.catalog import TaskCatalog
@@ -27,6 +27,8 @@ from turnstile_server.tasks.registry import load_tasks
 
 WHOLE_LINES = 10_000
 """Columns of a pipe: more than any line has."""
+PAGE_ROWS = 1000
+"""Rows of one table of a listing; the width of its columns is that of these rows."""
 FAILED = 1
 USAGE = 2
 
@@ -36,11 +38,32 @@ Sources = Annotated[
 ]
 
 
-def list_tasks(sources: Sources = None) -> None:
+def list_tasks(
+    sources: Sources = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Tasks at most.")] = 1000,
+    start: Annotated[int, typer.Option("--start", min=0, help="Tasks to leave out before the first.")] = 0,
+) -> None:
     """List tasks: id, difficulty, how each is graded, what it says."""
     found = load(sources, settings_of({}))
+    ids = found.ids
+    shown = ids[start : start + limit]
+    for begin in range(0, len(shown), PAGE_ROWS) or (0,):
+        _show_page(found, shown[begin : begin + PAGE_ROWS], header=begin == 0)
+    if len(shown) < len(ids):
+        end = start + len(shown)
+        more = f"; --start {end} goes on" if end < len(ids) else ""
+        typer.echo(f"{len(shown)} of {len(ids)} tasks{more}.", err=True)
+
+
+def _show_page(found: TaskCatalog, ids: Sequence[str], *, header: bool) -> None:
+    """One table of a listing, so that a large set is never in memory as a whole."""
     made = table("id", "difficulty", "graded by", "tags", "instruction")
-    for task in found:
+    made.show_header = header
+    for task_id in ids:
+        try:
+            task = found.get(task_id)
+        except TaskFailed as error:  # it has changed meanwhile
+            fail(error.message, FAILED)
         names = sorted(task.graders, reverse=True)
         graded = " and ".join(f"{each} (in process)" if task.trusts(each) else each for each in names)
         first = task.instruction.strip().splitlines()[0]
