@@ -41,7 +41,7 @@ from turnstile_server.tasks.images import TaskImages
 from turnstile_server.tasks.inline import find_task
 from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.network import network_policy
-from turnstile_server.tasks.registry import host_paths, load_tasks
+from turnstile_server.tasks.registry import host_paths, load_usable_tasks
 from turnstile_server.tasks.shared import Shared
 from turnstile_server.tasks.tarball import archive_of
 from turnstile_server.tasks.task_files import SHIPPED
@@ -81,7 +81,9 @@ def build_backends(settings: Settings, resolver: Resolver | None = None) -> Back
     server allows.
     """
     shipped = any(SHIPPED.rglob("task.yaml")) or settings.tasks.sources
-    tasks = load_tasks(settings.tasks.sources, settings.tasks) if shipped else TaskCatalog(())
+    tasks = load_usable_tasks(settings.tasks.sources, settings.tasks) if shipped else TaskCatalog(())
+    for line in tasks.left_out:
+        _LOG.warning("a task is left out, because it cannot be used: %s", line)
 
     for task in tasks.in_memory:
         if (problem := grading_problem(task, settings.grading)) is not None:

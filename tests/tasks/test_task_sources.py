@@ -7,14 +7,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from harbor_support import harbor_folder
 
 from installed_plugins import declare
-from turnstile_server.errors import StartupError
+from turnstile_server.errors import NotFound, StartupError
 from turnstile_server.settings import Settings, TaskSettings
 from turnstile_server.tasks.answer import Answer
 from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.protocol import FoundTask, Recognition, TaskProblem
-from turnstile_server.tasks.registry import host_paths, load_tasks
+from turnstile_server.tasks.registry import host_paths, load_tasks, load_usable_tasks
 
 
 class CsvTasks:
@@ -103,3 +104,58 @@ def test_a_copy_of_a_task_changes_fields_and_no_other_names() -> None:
     assert task.model_copy(update={"instruction": "y"}).instruction == "y"
     with pytest.raises(ValueError, match="Task has no field 'tests'"):
         task.model_copy(update={"tests": None})
+
+
+def test_a_folders_tasks_are_used_without_one_that_is_wrong(tmp_path: Path) -> None:
+    own, harbor = tmp_path / "own", tmp_path / "harbor"
+    for name, text in {"a": "instruction: x", "b": "instructions: x", "c": "instruction: [", "d": "\xff"}.items():
+        (own / name).mkdir(parents=True)
+        (own / name / "task.yaml").write_bytes(f"id: {name}\n{text}\n".encode("latin-1"))
+    (own / "more.jsonl").write_text('{"id": "e", "instruction": "x"}\n{"id": "f"}\n')
+    harbor_folder(harbor / "good")
+    harbor_folder(harbor / "bad", {"instruction.md": None})
+    found = load_usable_tasks([str(own), str(harbor)], TaskSettings())
+    assert set(found.ids) == {"a", "e", "good"}
+    told = "\n".join(found.left_out)
+    for said in (
+        "b/task.yaml:1: instruction",
+        "c/task.yaml:",
+        "d/task.yaml: not UTF-8",
+        "more.jsonl:2: instruction",
+    ):
+        assert said in told
+    assert str(harbor / "bad") in told
+    with pytest.raises(NotFound, match=r"no task 'b'.*`turnstile tasks list` says why"):
+        found.get("b")
+    with pytest.raises(StartupError, match="cannot be used"):
+        load_tasks([own])
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"task.yaml": "id: a\n"},
+        {"a.jsonl": '{"id": "a"}\n'},
+        {"a.jsonl": '{"id": "a", "instruction": "x"}\n', "b.jsonl": '{"id": "a", "instruction": "y"}\n'},
+    ],
+    ids=["the only one", "all of them", "two of one id"],
+)
+def test_a_folder_that_leaves_no_sound_choice_is_refused(tmp_path: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(StartupError, match="cannot be used"):
+        load_usable_tasks([tmp_path], TaskSettings())
+
+
+def test_every_source_must_give_a_task(tmp_path: Path) -> None:
+    """A typo in one of several SOURCEs is no task that is left out."""
+    (tmp_path / "a.jsonl").write_text('{"id": "a", "instruction": "x"}\n')
+    with pytest.raises(StartupError, match="no such file or folder"):
+        load_usable_tasks([tmp_path, tmp_path / "absent"], TaskSettings())
+
+
+def test_rows_are_a_set_of_which_none_is_left_out(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"id": "a", "instruction": "x", "answer": "1"}\n{"id": "b"}\n')
+    with pytest.raises(StartupError, match=r"rows\.jsonl:2"):
+        load_usable_tasks([f"rows:{rows}"], TaskSettings())

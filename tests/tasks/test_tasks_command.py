@@ -165,6 +165,18 @@ def test_a_large_set_is_listed_in_parts_that_say_how_to_go_on(tmp_path: Path) ->
     assert listed("--start", "3000") == ([], "0 of 2500 tasks.", 1)
 
 
+def test_tasks_are_listed_and_proven_beside_one_that_is_wrong(tmp_path: Path) -> None:
+    good = {"id": "good", "instruction": "1?", "answer": {"value": "1"}, "gold": {"answer": "1"}}
+    (tmp_path / "tasks.jsonl").write_text(f'{json.dumps(good)}\n{{"id": "bad"}}\n')
+    for command in (["list"], ["validate", *LOCAL]):
+        done = run(command[0], str(tmp_path), *command[1:])
+        assert done.exit_code == 1, done.output
+        assert "good" in done.stdout
+        assert "left out, because it cannot be used:" in done.stderr
+        assert "tasks.jsonl:2: instruction: it is missing" in done.stderr
+    assert run("show", "good", str(tmp_path)).exit_code == 0
+
+
 def test_list_names_every_task() -> None:
     done = run("list")
     assert done.exit_code == 0

@@ -44,6 +44,8 @@ def build(
     show(made)
     for error in failed:
         typer.echo(visible(f"turnstile: {error.message}", lines=True), err=True)
+    if tasks.left_out and not failed:
+        raise typer.Exit(FAILED)
     if failed:
         raise typer.Exit(USAGE if all(isinstance(each, SandboxUnavailable) for each in failed) else FAILED)
 

@@ -92,7 +92,7 @@ def certify(
     wanted = _wanted(check)
     try:
         declarations = Declarations() if manifest is None else read_declarations(manifest)
-        found = load(sources, settings)
+        found = load(sources, settings, whole=True)
         chosen = _drawn(found, tasks, seed)
         made = [check_id for check_id in TASK_CHECKS if check_id in wanted]
         options = CertifyOptions(jobs, runs, timeout, declarations, made)

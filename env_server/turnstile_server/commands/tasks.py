@@ -23,7 +23,7 @@ from turnstile_server.errors import NotFound, StartupError, TaskFailed
 from turnstile_server.own_tools.catalog import OwnToolCatalog
 from turnstile_server.settings import Settings
 from turnstile_server.tasks.catalog import TaskCatalog
-from turnstile_server.tasks.registry import load_tasks
+from turnstile_server.tasks.registry import load_tasks, load_usable_tasks
 
 WHOLE_LINES = 10_000
 """Columns of a pipe: more than any line has."""
@@ -53,6 +53,8 @@ def list_tasks(
         end = start + len(shown)
         more = f"; --start {end} goes on" if end < len(ids) else ""
         typer.echo(f"{len(shown)} of {len(ids)} tasks{more}.", err=True)
+    if found.left_out:
+        raise typer.Exit(FAILED)
 
 
 def _show_page(found: TaskCatalog, ids: Sequence[str], *, header: bool) -> None:
@@ -100,10 +102,14 @@ def choose(found: TaskCatalog, only: Sequence[str] | None) -> list[str]:
     return [task_id for task_id in found.ids if not only or task_id in only]
 
 
-def load(sources: Sequence[str] | None, settings: Settings) -> TaskCatalog:
-    """The tasks of ``sources``, else of the settings; ends the command with every problem of their files."""
+def load(sources: Sequence[str] | None, settings: Settings, *, whole: bool = False) -> TaskCatalog:
+    """The tasks of ``sources``, else of the settings. Tells every problem of their files, and ends the command
+    where no task can be used without them, or, with ``whole``, where there is one."""
     try:
-        tasks = load_tasks(sources or settings.tasks.sources, settings.tasks)
+        read = load_tasks if whole else load_usable_tasks
+        tasks = read(sources or settings.tasks.sources, settings.tasks)
+        for line in tasks.left_out:
+            typer.echo(visible(f"turnstile: left out, because it cannot be used: {line}", lines=True), err=True)
         own_tools = OwnToolCatalog(settings.tools)
         for task in tasks.in_memory:
             own_tools.add_task(task.id, task.tools)

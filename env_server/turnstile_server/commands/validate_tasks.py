@@ -82,7 +82,7 @@ def validate(
     if trusted:
         ids = visible(", ".join(trusted))
         typer.echo(f"Judged in the process of the work, which can forge its verdict (trust: in_process): {ids}.")
-    if any(proof.problems for proof in proofs):
+    if found.left_out or any(proof.problems for proof in proofs):
         raise typer.Exit(FAILED)
 
 

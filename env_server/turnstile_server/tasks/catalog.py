@@ -39,7 +39,11 @@ class TaskCatalog:
     """Tasks by id. They are found and checked when the server starts; a later change of a definition is not seen,
     or is TaskFailed. The files of a task's folders are read when they are used."""
 
-    def __init__(self, tasks: Sequence[Task | StoredTask], *, cached_tasks: int = 64) -> None:
+    def __init__(
+        self, tasks: Sequence[Task | StoredTask], *, cached_tasks: int = 64, left_out: Sequence[str] = ()
+    ) -> None:
+        """``left_out``: what is wrong with tasks of the same folders that cannot be used, as lines."""
+        self.left_out = left_out
         self._tasks = {task.id: task for task in tasks}
         self._cached_tasks = cached_tasks
         self._cache: OrderedDict[str, Task] = OrderedDict()
@@ -55,6 +59,8 @@ class TaskCatalog:
             if len(self._tasks) <= _CLOSE_AMONG:
                 close = difflib.get_close_matches(task_id, self._tasks, n=3, cutoff=0.5)
             hint = f" Close to it: {', '.join(close)}." if close else ""
+            if self.left_out:
+                hint += " Some tasks of the same folders cannot be used: `turnstile tasks list` says why."
             raise NotFound(f"There is no task {task_id!r}.{hint}", detail={"close": close})
         return task if isinstance(task, Task) else self._stored(task)
 

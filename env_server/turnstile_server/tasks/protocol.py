@@ -6,8 +6,8 @@ A source gives its tasks in one of two ways: small ones as they are (``FoundTask
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -76,10 +76,18 @@ class TaskProblem:
     message: str
     row: int | None = None
     """Row of a file that has no lines, 1-based."""
+    alone: bool = False
+    """It is of one task, or file, of a folder of them: the others of the folder can be used without it."""
 
     def __str__(self) -> str:
         where = place_in(self.file, self.line, self.row)
         return f"{where}: {self.field}: {self.message}" if self.field else f"{where}: {self.message}"
+
+
+def alone(found: Iterable[FoundTask | TaskProblem]) -> Iterator[FoundTask | TaskProblem]:
+    """``found`` of one file or folder among others, without which these can be used."""
+    for each in found:
+        yield replace(each, alone=True) if isinstance(each, TaskProblem) else each
 
 
 class Recognition(IntEnum):
@@ -109,7 +117,8 @@ class TaskSource(Protocol):
 
     def load(self, source: str, settings: TaskSettings) -> Iterator[FoundTask | StoredTask | TaskProblem]:
         """Every task of ``source``, in a fixed order, and everything that is wrong with it. Does not raise for a
-        bad source: that is a TaskProblem, so that all of them are reported at once."""
+        bad source: that is a TaskProblem, so that all of them are reported at once. A problem that is not
+        ``alone`` keeps the whole source from being used."""
         ...
 
     def host_paths(self, source: str) -> Sequence[Path]:

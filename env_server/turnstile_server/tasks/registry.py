@@ -33,17 +33,32 @@ KEPT_PROBLEMS = 1000
 def load_tasks(sources: Sequence[str | Path], settings: TaskSettings | None = None) -> TaskCatalog:
     """Every task of ``sources``; of none, the shipped ones.
 
-    Raises StartupError: its message has a line per problem (file, line, field), its detail the same as records.
+    Raises StartupError for anything that is wrong: its message has a line per problem (file, line, field), its
+    detail the same as records.
     """
-    settings = settings or TaskSettings()
+    return _loaded_tasks(sources, settings or TaskSettings(), lenient=False)
+
+
+def load_usable_tasks(sources: Sequence[str | Path], settings: TaskSettings) -> TaskCatalog:
+    """``load_tasks``, where a folder's tasks are used without those of its tasks that cannot be
+    (``TaskProblem.alone``). What is wrong with these is in the catalog's ``left_out``.
+
+    Raises StartupError for any other problem, and for a source of which no task can be used.
+    """
+    return _loaded_tasks(sources, settings, lenient=True)
+
+
+def _loaded_tasks(sources: Sequence[str | Path], settings: TaskSettings, *, lenient: bool) -> TaskCatalog:
     tasks: list[Task | StoredTask] = []
     problems: list[TaskProblem] = []
     count = 0
+    usable = lenient
     defined: dict[str, FoundTask | StoredTask] = {}
     """The first task found with each id."""
     installed = installed_sources(tell=True)
     for given in map(str, sources or [SHIPPED]):
         kind, source = _chosen(given, installed)
+        before = len(tasks)
         for found in _loaded(kind, source, settings):
             if isinstance(found, FoundTask | StoredTask):
                 task = found.task if isinstance(found, FoundTask) else found
@@ -54,12 +69,15 @@ def load_tasks(sources: Sequence[str | Path], settings: TaskSettings | None = No
                 problem = _twice(task.id, found, first.place)
             else:
                 problem = found
+            usable &= problem.alone
             count += 1
             if count <= KEPT_PROBLEMS:
                 problems.append(problem)
-    if problems:
+        usable &= len(tasks) > before
+    if problems and not usable:
         raise _unusable(problems, count)
-    return TaskCatalog(tasks, cached_tasks=settings.bounds_of(TaskBounds).cached_rows)
+    cached = settings.bounds_of(TaskBounds).cached_rows
+    return TaskCatalog(tasks, cached_tasks=cached, left_out=_lines(problems, count))
 
 
 def host_paths(sources: Sequence[str]) -> tuple[Path, ...]:
@@ -124,10 +142,13 @@ def _twice(task_id: str, found: FoundTask | StoredTask, first: str) -> TaskProbl
 
 
 def _unusable(problems: Sequence[TaskProblem], count: int) -> StartupError:
-    lines = [str(problem) for problem in problems[:SHOWN_PROBLEMS]]
-    if count > SHOWN_PROBLEMS:
-        lines.append(f"and {count - SHOWN_PROBLEMS} more")
-    return StartupError("\n".join(["The tasks cannot be used.", *lines]), detail=list(map(_record, problems)))
+    lines = ["The tasks cannot be used.", *_lines(problems, count)]
+    return StartupError("\n".join(lines), detail=list(map(_record, problems)))
+
+
+def _lines(problems: Sequence[TaskProblem], count: int) -> list[str]:
+    shown = [str(problem) for problem in problems[:SHOWN_PROBLEMS]]
+    return [*shown, f"and {count - SHOWN_PROBLEMS} more"] if count > SHOWN_PROBLEMS else shown
 
 
 def _record(problem: TaskProblem) -> dict[str, object]:

@@ -24,7 +24,7 @@ from turnstile_server.tasks.model import Gold, Task
 from turnstile_server.tasks.parse import Loc, TaskEntry, TaskSyntaxError, parse_jsonl, parse_yaml
 from turnstile_server.tasks.part import GraderOptions
 from turnstile_server.tasks.path_options import PathOptions, path_of, problems_of
-from turnstile_server.tasks.protocol import FoundTask, Recognition, TaskProblem
+from turnstile_server.tasks.protocol import FoundTask, Recognition, TaskProblem, alone
 from turnstile_server.tasks.tarball import FilesProblem, check_folder
 
 _Solution = TypeVar("_Solution", bound=Gold)
@@ -60,14 +60,18 @@ class TaskFiles:
             if not files:
                 yield _problem(path, f"no tasks here: no {TASK_FILE} and no .jsonl below this folder{_hint(path)}")
             for file in files:
-                if file.is_symlink():
-                    yield _problem(file, "it is a link; in a folder only files are read")
-                else:
-                    yield from _read(file, settings)
+                yield from alone(_in_folder(file, settings))
         elif path.is_file():
             yield from _read(path, settings)
         else:
             yield _problem(path, "no such file or folder")
+
+
+def _in_folder(file: Path, settings: TaskSettings) -> Iterator[FoundTask | TaskProblem]:
+    if file.is_symlink():
+        yield _problem(file, "it is a link; in a folder only files are read")
+    else:
+        yield from _read(file, settings)
 
 
 def _hint(folder: Path) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 from turnstile_server.kinds.harbor.folder import CONFIG, TaskFolder
 from turnstile_server.settings import TaskSettings
 from turnstile_server.tasks.path_options import PathOptions, path_of, problems_of
-from turnstile_server.tasks.protocol import FoundTask, Recognition, TaskProblem
+from turnstile_server.tasks.protocol import FoundTask, Recognition, TaskProblem, alone
 from turnstile_server.tasks.task_files import TASK_FILE
 
 _LOG = logging.getLogger(__name__)
@@ -58,7 +58,8 @@ class HarborFolders:
         offline: list[str] = []
         for folder in _task_folders(path):
             seen.add(folder.name)
-            yield from _read(folder, settings, offline)
+            found = _read(folder, settings, offline)
+            yield from found if folder == path else alone(found)
         if offline:
             _LOG.warning("these tasks ask for a network and are played without one: %s", ", ".join(offline))
         yield from _other_kinds(path)
