@@ -38,8 +38,8 @@ class Played:
 
 
 class Estimate(Model):
-    """A figure and its interval. ``low`` and ``high`` None: one task alone, or tasks that are all alike, say nothing
-    about others."""
+    """A figure and its interval. ``low`` and ``high`` None: one task alone, or tasks that are all alike, say
+    nothing about others."""
 
     value: float
     low: float | None

@@ -1336,6 +1336,11 @@ export interface components {
              */
             updates: string[];
             /**
+             * Upstream
+             * @default false
+             */
+            upstream: boolean;
+            /**
              * Versions
              * @default 0
              */
@@ -1446,6 +1451,7 @@ export interface components {
              *       "trained_tokens": 0,
              *       "turns": 0,
              *       "untrained": {},
+             *       "upstream": {},
              *       "weight_versions": {}
              *     }
              */
@@ -1467,6 +1473,8 @@ export interface components {
             turn_rewards?: {
                 [key: string]: number;
             };
+            /** Upstream */
+            upstream?: string | null;
             /** Why */
             why?: string | null;
             work?: components["schemas"]["KeptWork"] | null;
@@ -1552,6 +1560,10 @@ export interface components {
             turns: number;
             /** Untrained */
             untrained?: {
+                [key: string]: number;
+            };
+            /** Upstream */
+            upstream?: {
                 [key: string]: number;
             };
             /** Weight Versions */
@@ -2891,6 +2903,7 @@ export interface components {
             tools_key: string;
             /** Turn Id */
             turn_id: string;
+            upstream?: components["schemas"]["UpstreamUsage"] | null;
             /** Weight Spans */
             weight_spans: components["schemas"]["WeightSpan"][];
             /**
@@ -3020,6 +3033,7 @@ export interface components {
             turn_id: string;
             /** Untrained Reason */
             untrained_reason: string | null;
+            upstream?: components["schemas"]["UpstreamUsage"] | null;
             /** Weight Spans */
             weight_spans: components["schemas"]["WeightSpan"][];
             /**
@@ -3081,6 +3095,23 @@ export interface components {
              * @default 0
              */
             total_s: number;
+        };
+        /**
+         * UpstreamUsage
+         * @description What a hosted model's server says of a reply (``docs/evaluation.md``). Counts are None where it says none:
+         *     they are its own, of a tokenizer that is not known here.
+         */
+        UpstreamUsage: {
+            /** Cached Tokens */
+            cached_tokens?: number | null;
+            /** Completion Tokens */
+            completion_tokens?: number | null;
+            /** Finish */
+            finish: string | null;
+            /** Model */
+            model: string;
+            /** Prompt Tokens */
+            prompt_tokens?: number | null;
         };
         /** ValidationError */
         ValidationError: {
