@@ -195,7 +195,7 @@ class RolloutRun:
                     error_of = retry.failure_of(episode)
                 if _by_infrastructure(error_of):
                     return _Attempt(episode, None, error_of, again=True)
-                samples = await self._samples(created.episode_id)
+                samples = await self._samples(episode)
                 regraded = first_error if _by_infrastructure(first_error) else None
                 return _Attempt(episode, samples, error_of or episode.error, again=False, regraded=regraded)
             except (errors.NotFound, errors.Gone) as error:
@@ -255,10 +255,12 @@ class RolloutRun:
             if now.status.ended:
                 return now
 
-    async def _samples(self, episode_id: str) -> SampleSet | None:
-        if not self._options.samples:
+    async def _samples(self, episode: Episode) -> SampleSet | None:
+        wanted = self._options.samples
+        if not wanted or (wanted == "if_any" and episode.upstream is not None):
             return None
-        return await self._repeated(lambda: self._backend.samples(episode_id, self._options.include_untrained))
+        include_untrained = self._options.include_untrained
+        return await self._repeated(lambda: self._backend.samples(episode.episode_id, include_untrained))
 
     async def _cancel(self, creation: _Creation) -> None:
         """Ends what this attempt may have left open. The server's own limits end what cannot be reached."""

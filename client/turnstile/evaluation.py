@@ -15,6 +15,7 @@ from statistics import NormalDist
 
 from turnstile.models.base import Model
 from turnstile.models.moments import moments_of
+from turnstile.models.stats import chance_at_k
 
 CONFIDENCE = 0.95
 _Z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
@@ -23,10 +24,9 @@ _Z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 @dataclass(slots=True)
 class Played:
     """The rollouts of one model. ``rewards``: by task, of those that have one. ``ungraded``: the number of the
-    others, by whose fault they have none (``none``: nobody's). ``model``: its name, as its server says it."""
+    others, by whose fault they have none (``none``: nobody's)."""
 
     name: str
-    model: str
     rewards: dict[str, list[float]] = field(default_factory=dict)
     ungraded: Counter[str] = field(default_factory=Counter)
 
@@ -58,7 +58,6 @@ class ModelScore(Model):
     """One model's figures."""
 
     name: str
-    model: str
     graded: int
     """Rollouts with a reward. All figures are over these."""
     ungraded: dict[str, int]
@@ -113,17 +112,10 @@ def _solved(rewards: Mapping[str, list[float]], solved_at: float) -> Solved:
     return {task: (len(found), sum(reward >= solved_at for reward in found)) for task, found in rewards.items()}
 
 
-def chance(n: int, right: int, k: int) -> float:
-    """The chance that one of ``k`` of a task's rollouts is right, from ``right`` of ``n``, unbiased:
-    1 − C(n − c, k) / C(n, k) (Chen et al. 2021, arXiv 2107.03374, section 2.1). ``n`` >= ``k``."""
-    return 1.0 - math.comb(n - right, k) / math.comb(n, k)
-
-
 def _score(played: Played, solved: Solved, ks: Sequence[int]) -> ModelScore:
     means = [math.fsum(found) / len(found) for found in played.rewards.values()]
     return ModelScore(
         name=played.name,
-        model=played.model,
         graded=sum(map(len, played.rewards.values())),
         ungraded=dict(played.ungraded),
         reward=mean_estimate(means) if means else None,
@@ -135,7 +127,7 @@ def _pass(solved: Solved, k: int) -> PassEstimate | None:
     counts = [(n, right) for n, right in solved.values() if n >= k]
     if not counts:
         return None
-    found = share_estimate([chance(n, right, k) for n, right in counts], sum(n for n, _ in counts))
+    found = share_estimate([chance_at_k(n, right, k) for n, right in counts], sum(n for n, _ in counts))
     return PassEstimate(k=k, **found.model_dump())
 
 
@@ -143,7 +135,7 @@ def _difference(name: str, solved: Solved, than: str, base: Solved) -> Differenc
     common = [task for task in solved if task in base]
     if not common:
         return None
-    differences = [chance(*solved[task], 1) - chance(*base[task], 1) for task in common]
+    differences = [chance_at_k(*solved[task], 1) - chance_at_k(*base[task], 1) for task in common]
     return Difference(name=name, than=than, pass_at_1=mean_estimate(differences))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypedDict
+from typing import Any, Literal, TypeAlias, TypedDict
 
 from pydantic import ValidationError
 
@@ -36,6 +36,7 @@ RunAgent: TypeAlias = Callable[[Any], Awaitable[object]]
 """Runs an agent of the caller's on an episode's handle."""
 GroupIds: TypeAlias = str | Callable[[TaskRef], str] | None
 TrainSteps: TypeAlias = int | Callable[[], int] | None
+FetchSamples: TypeAlias = bool | Literal["if_any"]
 OnProgress: TypeAlias = "Callable[[RolloutProgress], object]"
 
 
@@ -44,7 +45,7 @@ class Rollout:
     """One rollout: an episode of its own, once it has ended, or why there is none.
 
     ``index``: 0 … n-1 within its group. ``episode``: of the last attempt; None where no server took it.
-    ``samples``: None with ``samples=False`` and where the infrastructure failed. ``error``: why it failed.
+    ``samples``: None where they were not wanted, and where the infrastructure failed. ``error``: why it failed.
     ``attempts``: episodes tried. ``seconds``: from its start to its end, waiting and retries included.
     ``group_id``: its group in this run, of n rollouts. ``episode.group_id`` is another where the server took no
     more episodes of it (``stale_group``).
@@ -217,8 +218,9 @@ class RolloutArguments(EpisodeOptions, total=False):
     """Further attempts of a rollout after failures of the infrastructure. 2."""
     stale_retries: int
     """Further attempts of a rollout whose episode was cancelled for stale weights, beside ``retries``. 4."""
-    samples: bool
-    """The samples are fetched. True."""
+    samples: FetchSamples
+    """The samples are fetched. True: and an episode that has none, as a hosted model's, is an error; ``if_any``:
+    those of the other episodes."""
     include_untrained: bool
     """Rows whose mask is 0 throughout, too. False."""
     keep_open: bool
@@ -251,7 +253,7 @@ class RolloutOptions:
     max_concurrent: int = 16
     retries: int = 2
     stale_retries: int = 4
-    samples: bool = True
+    samples: FetchSamples = True
     include_untrained: bool = False
     keep_open: bool = False
     group_id: GroupIds = None

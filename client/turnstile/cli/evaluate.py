@@ -216,8 +216,7 @@ async def _play(
 ) -> tuple[Played, list[Rollout]]:
     done: list[Rollout] = []
     async with opened(place, out) as client:
-        engines = await client.engine()
-        played = Played(name, ", ".join(sorted({engine.model_name for engine in engines.values()})))
+        played = Played(name)
         tasks = [TaskRef(id=task_id) for task_id in asked.task_ids]
         if not tasks:
             tasks = [TaskRef(id=task.id) async for task in client.tasks(**asked.chosen)][: asked.limit]
@@ -237,7 +236,7 @@ async def _play(
 
 def _stored(name: str, lines: Path) -> Played:
     """The rollouts of an earlier ``turnstile run --out`` or ``turnstile eval --out``."""
-    played = Played(name, name)
+    played = Played(name)
     for number, line in enumerate(lines.read_text(encoding="utf-8").splitlines(), 1):
         try:
             found = json.loads(line)
@@ -282,4 +281,4 @@ def _unlike(played: Sequence[Played]) -> list[str]:
     if not found or len(played) < 2:
         return []
     shown = ", ".join(found[:_SHOWN_TASKS]) + (", …" if len(found) > _SHOWN_TASKS else "")
-    return [f"{len(found)} tasks have no reward with every model: {shown}; differences are over the others"]
+    return [f"not every model has a reward for {len(found)} of the tasks: {shown}; differences leave them out"]

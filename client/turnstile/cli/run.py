@@ -259,10 +259,7 @@ async def _work(place: RunPlace, asked: RunRequest, files: RolloutFiles | None, 
                 )
         bar = Bar(len(tasks) * asked.options["n"])
         options = RolloutArguments(**asked.options, on_progress=bar.update)
-        # A hosted model's episodes have no samples; all else of them is kept.
-        options["samples"] = files is not None and not any(
-            engine.upstream for engine in (await client.engine()).values()
-        )
+        options["samples"] = "if_any" if files is not None else False
         rollouts = client.rollouts(tasks, agent=asked.agent, **options)
         with bar.shown():
             async for rollout in rollouts:

@@ -145,12 +145,15 @@ def statistics_by(
     return StatsReport(by=tuple(by), bucket_s=bucket_s, solved_at=solved_at, rows=rows, total=total)
 
 
-def pass_at_k(counts: Mapping[RolloutSet, tuple[int, int]], k: int) -> PassAtK | None:
-    """From the graded and the right rollouts of each set; None where no set has ``k``.
+def chance_at_k(n: int, right: int, k: int) -> float:
+    """The chance that one of ``k`` rollouts is right, from ``right`` of ``n`` >= ``k``, without bias:
+    1 − C(n − c, k) / C(n, k) (Chen et al. 2021, arXiv 2107.03374, section 2.1)."""
+    return 1.0 - math.comb(n - right, k) / math.comb(n, k)
 
-    The unbiased estimator 1 − C(n − c, k) / C(n, k) of Chen et al. 2021 (arXiv 2107.03374, section 2.1).
-    """
-    found = {of: 1.0 - math.comb(n - right, k) / math.comb(n, k) for of, (n, right) in counts.items() if n >= k}
+
+def pass_at_k(counts: Mapping[RolloutSet, tuple[int, int]], k: int) -> PassAtK | None:
+    """From the graded and the right rollouts of each set; None where no set has ``k``."""
+    found = {of: chance_at_k(n, right, k) for of, (n, right) in counts.items() if n >= k}
     if not found:
         return None
     tasks = {task for task, _, _ in found}
