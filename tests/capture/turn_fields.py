@@ -87,5 +87,6 @@ def turn_fields(draw: st.DrawFn) -> dict[str, Any]:
         "step": draw(st.integers(0, 3)),
         "echo": tuple(map(str, draw(st.lists(st.sampled_from(Cosmetic), max_size=2)))),
         "rerendered_tokens": draw(st.integers(0, 99)),
+        "upstream": None,
         "timings": TurnTimings(**draw(TIMES)),
     }

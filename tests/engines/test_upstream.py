@@ -110,7 +110,7 @@ CONVERSATION = (
     Message("tool", "", tool_call_id="call_2"),
     Message("developer", "Hurry."),
 )
-ASKED = UpstreamCall(CONVERSATION, (SHELL,), Sampling(temperature=0.5, top_p=0.9, top_k=4), 64, ("END",), True)
+ASKED = UpstreamCall(CONVERSATION, (SHELL,), Sampling(temperature=0.5, top_p=0.9, top_k=4), 64, ("END",))
 
 
 @pytest.mark.anyio
@@ -169,7 +169,9 @@ async def test_neutral_sampling_is_left_to_the_server(format_: Format) -> None:
 async def test_forbidden_calls_and_a_schema_are_passed_on(format_: Format) -> None:
     model = HostedModel(format_, [Reply("x", finish=STOP[format_])])
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
-    call = UpstreamCall((Message("user", "hi"),), (SHELL,), Sampling(), 9, (), False, json.dumps(schema))
+    call = UpstreamCall(
+        (Message("user", "hi"),), (SHELL,), Sampling(), 9, may_call=False, json_schema=json.dumps(schema)
+    )
     async with started(model) as engine:
         await answered(engine, call)
     body = model.bodies[0]
@@ -306,3 +308,17 @@ async def test_tokens_are_counted_where_the_server_counts() -> None:
     async with started(HostedModel("chat")) as engine:
         with pytest.raises(EngineRefused, match="counts no tokens"):
             await engine.count(CALL)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("format_", FORMATS)
+async def test_a_forced_call_is_asked_for(format_: Format) -> None:
+    model = HostedModel(format_, [Reply("x", finish=STOP[format_])])
+    async with started(model) as engine:
+        for name in ("", "shell"):
+            await answered(engine, UpstreamCall(CALL.messages, (SHELL,), Sampling(), 9, forced_call=name))
+    choices = [body["tool_choice"] for body in model.bodies]
+    if format_ == "chat":
+        assert choices == ["required", {"type": "function", "function": {"name": "shell"}}]
+    else:
+        assert choices == [{"type": "any"}, {"type": "tool", "name": "shell"}]

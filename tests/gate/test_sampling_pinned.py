@@ -114,6 +114,21 @@ async def test_forbidden_tools_leave_call_syntax_as_text(stage: Stage) -> None:
     assert '"command": "ls"' in message["content"]
 
 
+async def test_a_forced_call_is_sampled_freely_and_recorded(stage: Stage) -> None:
+    """A policy that answers in words has chosen to: a grammar would have changed what it samples."""
+    stage.engine.answers = [says(reply_ids(stage, "No need.")), says(reply_ids(stage, call_text("ls")))]
+    episode = await stage.episode()
+    named = {"type": "function", "function": {"name": TOOL["function"]["name"]}}
+    async with raw(episode) as client:
+        for choice in ("required", named):
+            response = await client.post(url(episode), json=body(tools=[TOOL], tool_choice=choice))
+            assert response.status_code == 200, response.text
+    first, second = await turns(stage, episode)
+    assert (first["reply"]["content"], len(second["reply"]["tool_calls"])) == ("No need.", 1)
+    assert [turn["asked_sampling"]["tool_choice"] for turn in (first, second)] == ["required", named]
+    assert not first["sampling"]["constrained"]
+
+
 async def test_the_model_list_is_the_engines(stage: Stage) -> None:
     async with stage.agent(await stage.episode()) as agent:
         [model] = (await agent.models.list()).data

@@ -94,6 +94,7 @@ class UpstreamAnswerer(CallAnswerer):
             max_tokens=session.max_new_tokens(request.max_tokens, 0, self._context_length),
             stop=request.stop,
             may_call=request.parse_calls,
+            forced_call=request.forced_call,
             json_schema=request.json_schema,
         )
 

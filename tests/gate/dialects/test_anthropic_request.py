@@ -216,6 +216,12 @@ def test_what_is_obeyed_and_what_is_only_recorded() -> None:
     assert parse(tool_choice={"type": "none"}).parse_calls is False
 
 
+def test_a_forced_call_is_recorded_and_not_obeyed() -> None:
+    for choice, forced in (({"type": "any"}, ""), ({"type": "tool", "name": TOOL["name"]}, TOOL["name"])):
+        call = parse(tools=[TOOL], tool_choice=choice)
+        assert (call.forced_call, call.parse_calls, call.asked["tool_choice"]) == (forced, True, choice)
+
+
 def test_who_asks_and_what_only_other_servers_read_is_no_part_of_the_retry_identity() -> None:
     ignored = {
         "metadata": {"user_id": "one"},
@@ -295,8 +301,16 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
             "new_20990101",
         )
     },
-    "any tool": ({"tools": [TOOL], "tool_choice": {"type": "any"}}, "tool_choice 'any'"),
-    "named tool": ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "bash"}}, "tool_choice 'tool'"),
+    "any of no tools": ({"tool_choice": {"type": "any"}}, "a call of a tool, which is not offered"),
+    "a tool not offered": (
+        {"tools": [TOOL], "tool_choice": {"type": "tool", "name": "no"}},
+        "a call of no, which",
+    ),
+    "a tool without a name": (
+        {"tools": [TOOL], "tool_choice": {"type": "tool"}},
+        "name must be a string, not null",
+    ),
+    "another choice": ({"tools": [TOOL], "tool_choice": {"type": "most"}}, "tool_choice 'most' is not accepted"),
     "stop_sequences": ({"stop_sequences": "x"}, "stop_sequences must be an array"),
     "stop empty": ({"stop_sequences": [""]}, "stop_sequences"),
     "stop too many": ({"stop_sequences": ["x"] * 17}, "stop_sequences has 17"),

@@ -393,9 +393,13 @@ REFUSED: dict[str, tuple[Wire, str]] = {
         r"tools\[0\]\.functionDeclarations\[1\]: a tool named 'f' is offered twice",
     ),
     "tool without a name": ({"contents": [GO], "tools": [{"functionDeclarations": [{}]}]}, "name is missing"),
-    "forced tool": (
+    "any of no tools": (
         {"contents": [GO], "toolConfig": {"functionCallingConfig": {"mode": "ANY"}}},
-        "mode 'ANY' is not accepted: forcing a call",
+        "mode ANY forces a call of a tool, which is not offered",
+    ),
+    "another mode": (
+        {"contents": [GO], "toolConfig": {"functionCallingConfig": {"mode": "MOST"}}},
+        "mode 'MOST' is not accepted",
     ),
     "an image beside text": (
         {"contents": [{"parts": [{"text": "a", "partMetadata": {}, "note": 1, "inlineData": {}}]}]},
@@ -471,3 +475,11 @@ def test_a_history_of_calls_whose_values_are_text_is_not_parsed_again() -> None:
     first = GEMINI.parse(json.dumps({"contents": contents}).encode(), before, WHOLE)
     then = GEMINI.parse(json.dumps({"contents": [*contents, model(T("z"))]}).encode(), before, WHOLE)
     assert all(ours is theirs for ours, theirs in zip(first.messages, then.messages, strict=False))
+
+
+def test_a_forced_call_is_recorded_and_not_obeyed() -> None:
+    tools = [{"functionDeclarations": [{"name": "f"}, {"name": "g"}]}]
+    for more, forced in (({}, ""), ({"allowedFunctionNames": ["g"]}, "g")):
+        config = {"functionCallingConfig": {"mode": "ANY", **more}}
+        call = parse({"contents": [GO], "tools": tools, "toolConfig": config})
+        assert (call.forced_call, call.parse_calls, call.asked["toolConfig"]) == (forced, True, config)

@@ -294,8 +294,12 @@ REFUSED: dict[str, tuple[Wire, str]] = {
         {"input": [reasoning(summary=[{"type": "image"}])]},
         r"input\[0\].summary\[0\] must be of type summary_text",
     ),
-    "forced": ({"tools": [RUN], "tool_choice": "required"}, "tool_choice 'required'"),
-    "named": ({"tools": [RUN], "tool_choice": {"type": "function", "name": "run"}}, "tool_choice.*use auto"),
+    "any of no tools": ({"tool_choice": "required"}, "a call of a tool, which is not offered"),
+    "a tool not offered": (
+        {"tools": [RUN], "tool_choice": {"type": "function", "name": "no"}},
+        "a call of no, which",
+    ),
+    "a hosted tool": ({"tools": [RUN], "tool_choice": {"type": "web_search"}}, "tool_choice .* is not accepted"),
     "allowed": ({"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}, "only what it may call"),
     "tool twice": ({"tools": [RUN, RUN]}, r"tools\[1\].*'run'.*twice"),
     "name taken by a namespace": (
@@ -423,3 +427,9 @@ def test_a_history_of_items_that_comes_again_gives_the_same_objects() -> None:
         json.dumps({"input": [*items, {"role": "user", "content": "b"}], "instructions": "i"}).encode(), before
     )
     assert [ours is theirs for ours, theirs in zip(first.messages, then.messages[1:], strict=False)] == [True] * 3
+
+
+def test_a_forced_call_is_recorded_and_not_obeyed() -> None:
+    for choice, forced in (("required", ""), ({"type": "function", "name": "run"}, "run")):
+        call = parse(tools=[RUN], tool_choice=choice)
+        assert (call.forced_call, call.parse_calls, call.asked["tool_choice"]) == (forced, True, choice)

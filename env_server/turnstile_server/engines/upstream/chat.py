@@ -102,6 +102,9 @@ class ChatUpstream(UpstreamModel):
             body["tools"] = [tool.spec for tool in call.tools]
             if not call.may_call:
                 body["tool_choice"] = "none"
+            elif call.forced_call is not None:
+                named = {"type": "function", "function": {"name": call.forced_call}}
+                body["tool_choice"] = named if call.forced_call else "required"
         if call.json_schema is not None:
             schema = {"name": "answer", "schema": json.loads(call.json_schema), "strict": True}
             body["response_format"] = {"type": "json_schema", "json_schema": schema}

@@ -79,6 +79,9 @@ class MessagesUpstream(UpstreamModel):
             body["tools"] = [_tool(tool.spec["function"]) for tool in call.tools]
             if not call.may_call:
                 body["tool_choice"] = {"type": "none"}
+            elif call.forced_call is not None:
+                named = {"type": "tool", "name": call.forced_call}
+                body["tool_choice"] = named if call.forced_call else {"type": "any"}
         if call.json_schema is not None:
             body["output_config"] = {"format": {"type": "json_schema", "schema": json.loads(call.json_schema)}}
         # The newest models take none of these, so they are sent only where somebody chose them.

@@ -16,7 +16,7 @@ says it: it answers itself for what is too long."""
 @dataclass(frozen=True, slots=True)
 class UpstreamCall:
     """One call of the hosted model. ``max_tokens``: of the reply. ``may_call`` False: the tools are offered, and
-    none may be called."""
+    none may be called. ``forced_call``: the tool that must be, "" for any one."""
 
     messages: tuple[Message, ...]
     tools: tuple[Tool, ...]
@@ -24,6 +24,7 @@ class UpstreamCall:
     max_tokens: int
     stop: tuple[str, ...] = ()
     may_call: bool = True
+    forced_call: str | None = None
     json_schema: str | None = None
 
 

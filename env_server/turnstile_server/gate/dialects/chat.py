@@ -50,10 +50,10 @@ from turnstile_server.gate.dialects.json import (
 from turnstile_server.gate.dialects.openai import (
     LOGPROBS,
     call_arguments,
+    call_choice,
     content_text,
     error_body,
     format_schema,
-    may_call,
     model_body,
     models_body,
     refuse_logit_bias,
@@ -263,9 +263,11 @@ def _outline(read: ReadBody, _: Mapping[str, str]) -> ModelRequest:
     source = read.source
     _refuse_unsupported(source)
     options = source.get("stream_options")
+    offer = read.tools(_tools)
+    choice = call_choice(source.get("tool_choice"), offer.tools)
     return ModelRequest(
         messages=(),
-        tools=read.tools(_tools).offered(),
+        tools=offer.offered(),
         model=text(source, "model") or "",
         stream=flag(source, "stream"),
         stream_usage=isinstance(options, dict) and options.get("include_usage") is True,
@@ -273,7 +275,8 @@ def _outline(read: ReadBody, _: Mapping[str, str]) -> ModelRequest:
         wire={"logprobs": flag(source, "logprobs")},
         max_tokens=positive_int(source, "max_completion_tokens") or positive_int(source, "max_tokens"),
         stop=stop_strings(source.get("stop"), "stop", one_alone=True),
-        parse_calls=may_call(source.get("tool_choice")),
+        parse_calls=choice.may,
+        forced_call=choice.forced,
         json_schema=format_schema(source.get("response_format"), "response_format", "json_schema"),
         asked=recorded(source, ASKED),
     )
@@ -288,7 +291,7 @@ def _refuse_unsupported(source: dict[str, Any]) -> None:
     for key in ("functions", "function_call"):
         if source.get(key):
             raise InvalidRequest(f"{key} is the retired form of tools; send tools instead")
-    if source.get("web_search_options"):
+    if source.get("web_search_options") is not None:
         raise InvalidRequest("web_search_options asks for a hosted tool, and there is none here")
     if source.get("modalities") not in (None, ["text"]) or source.get("audio"):
         raise InvalidRequest("only text is generated; leave out audio and modalities")

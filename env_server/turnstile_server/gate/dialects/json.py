@@ -203,13 +203,3 @@ def stop_strings(value: Any, where: str, *, one_alone: bool = False) -> tuple[st
     if max(map(len, strings), default=0) > MAX_STOP_CHARS:
         raise InvalidRequest(f"{where} has a string of more than {MAX_STOP_CHARS} characters")
     return tuple(strings)
-
-
-def forced_call(asked: str, auto: str = "auto") -> InvalidRequest:
-    """The refusal of a forced tool call, which would not be the policy's choice.
-
-    ``asked``: the field and its value; ``auto``: what to send instead.
-    """
-    return InvalidRequest(
-        f"{asked} is not accepted: forcing a call would change what the policy samples; use {auto}"
-    )

@@ -7,7 +7,7 @@ that cannot be read or obeyed raises InvalidRequest, which names the field.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -15,7 +15,8 @@ import orjson
 
 from turnstile.models import Role
 from turnstile_server.errors import InvalidRequest, TurnstileError
-from turnstile_server.gate.dialects.json import dumped, forced_call, kind, text
+from turnstile_server.gate.dialects.json import dumped, kind, text
+from turnstile_server.gate.dialects.tool_choice import CallChoice, forced
 
 LOGPROBS = (
     "logprobs are recorded for the trainer and not sent to agents; leave them out. A client that renders itself "
@@ -71,13 +72,22 @@ def refuse_logit_bias(source: Mapping[str, Any]) -> None:
         raise InvalidRequest("logit_bias is not accepted: recorded logprobs must be those of the policy")
 
 
-def may_call(choice: Any) -> bool:
-    """True if ``tool_choice`` lets the model call tools."""
+def call_choice(choice: Any, offered: Collection[str]) -> CallChoice:
+    """What ``tool_choice`` lets the model call. ``offered``: names of the tools."""
     if choice in (None, "auto"):
-        return True
+        return CallChoice()
     if choice == "none":
-        return False
-    raise forced_call(f"tool_choice {choice!r}")
+        return CallChoice(may=False)
+    if choice == "required":
+        return forced("", offered, "tool_choice")
+    if isinstance(choice, dict) and choice.get("type") in ("function", "custom"):
+        # Chat Completions has the name in a member of the type's name, Responses beside it.
+        inner = choice.get(choice["type"])
+        name = inner.get("name") if isinstance(inner, dict) else choice.get("name")
+        return forced(name, offered, "tool_choice")
+    raise InvalidRequest(
+        f"tool_choice {choice!r} is not accepted; send auto, none, required, or a function that is offered"
+    )
 
 
 def format_schema(value: Any, where: str, inner: str | None = None) -> str | None:

@@ -24,7 +24,6 @@ from turnstile_server.gate.dialects.base import NO_PARAMS, ModelRequest, ToolOff
 from turnstile_server.gate.dialects.json import (
     dumped,
     flag,
-    forced_call,
     kind,
     objects,
     positive_int,
@@ -34,6 +33,7 @@ from turnstile_server.gate.dialects.json import (
 )
 from turnstile_server.gate.dialects.parse_cache import ParseCache
 from turnstile_server.gate.dialects.read_body import ReadBody, read_body
+from turnstile_server.gate.dialects.tool_choice import CallChoice, forced
 
 HISTORY = "messages"
 
@@ -82,6 +82,7 @@ def _outline(read: ReadBody, params: Mapping[str, str]) -> ModelRequest:
     offer = read.tools(_tools)
     hosted = offer.hosted + _servers(source)
     asked = recorded(source, ASKED)
+    choice = _call_choice(source.get("tool_choice"), offer)
     return ModelRequest(
         messages=parse_system(source.get("system")),
         tools=offer.offered(),
@@ -90,7 +91,8 @@ def _outline(read: ReadBody, params: Mapping[str, str]) -> ModelRequest:
         stream_usage=True,
         max_tokens=max_tokens,
         stop=stop_strings(source.get("stop_sequences"), "stop_sequences"),
-        parse_calls=_parse_calls(source.get("tool_choice")),
+        parse_calls=choice.may,
+        forced_call=choice.forced,
         json_schema=_json_schema(source),
         asked={**asked, "hosted_tools": hosted} if hosted else asked,
         show_reasoning=_show_reasoning(source.get("thinking")),
@@ -136,17 +138,21 @@ def _tool(item: dict[str, Any], where: str) -> Tool:
     return Tool(name=name, spec={"type": "function", "function": function})
 
 
-def _parse_calls(choice: Any) -> bool:
-    """True if the model may call tools.
+def _call_choice(choice: Any, offer: ToolOffer) -> CallChoice:
+    """What the model may call.
 
     ``disable_parallel_tool_use`` is recorded and not obeyed: the policy chooses how many calls a reply has.
     """
     name = choice.get("type") if isinstance(choice, dict) else choice
     if name in (None, "auto"):
-        return True
+        return CallChoice()
     if name == "none":
-        return False
-    raise forced_call(f"tool_choice {name!r}")
+        return CallChoice(may=False)
+    if name == "any":
+        return forced("", offer.tools, "tool_choice")
+    if name == "tool":
+        return forced(choice.get("name") if isinstance(choice, dict) else None, offer.tools, "tool_choice")
+    raise InvalidRequest(f"tool_choice {name!r} is not accepted; send auto, any, tool or none")
 
 
 def _show_reasoning(thinking: Any) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 from turnstile.models import Message, ToolCall
 from turnstile_server.errors import InvalidRequest
 from turnstile_server.gate.dialects.base import ModelRequest
-from turnstile_server.gate.dialects.gemini.schema import camel, item, items, json_schema, may_call, read_tools
+from turnstile_server.gate.dialects.gemini.schema import call_choice, camel, item, items, json_schema, read_tools
 from turnstile_server.gate.dialects.json import (
     dumped,
     kind,
@@ -92,6 +92,7 @@ def _outline(read: ReadBody, params: Mapping[str, str]) -> ModelRequest:
     asked = {**recorded(config, ASKED, "generationConfig."), **recorded(source, ["toolConfig"])}
     if offer.hosted:
         asked["hosted_tools"] = offer.hosted
+    choice = call_choice(source, offer.tools)
     return ModelRequest(
         messages=_system(source.get("systemInstruction")),
         tools=offer.offered(),
@@ -100,7 +101,8 @@ def _outline(read: ReadBody, params: Mapping[str, str]) -> ModelRequest:
         stream_usage=True,
         max_tokens=positive_int(config, "maxOutputTokens"),
         stop=stop_strings(config.get("stopSequences"), "generationConfig.stopSequences", one_alone=True),
-        parse_calls=may_call(source),
+        parse_calls=choice.may,
+        forced_call=choice.forced,
         json_schema=_response_schema(config),
         asked=asked,
         show_reasoning=item(config, "thinkingConfig", "generationConfig.").get("includeThoughts") is True,

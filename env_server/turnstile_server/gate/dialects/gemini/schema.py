@@ -13,13 +13,14 @@ package sorts it last). A JSON schema stays as it came.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from turnstile.models import Tool
 from turnstile_server.errors import InvalidRequest
 from turnstile_server.gate.dialects.base import ToolOffer
-from turnstile_server.gate.dialects.json import forced_call, kind, objects, text
+from turnstile_server.gate.dialects.json import kind, objects, text
+from turnstile_server.gate.dialects.tool_choice import CallChoice, forced
 
 _UNDERSCORE = re.compile(r"(?<=[a-z0-9])_([a-z0-9])")
 
@@ -91,8 +92,9 @@ def _tool(declared: dict[str, Any], where: str) -> Tool:
     return Tool(name=name, spec={"type": "function", "function": function})
 
 
-def may_call(source: Mapping[str, Any]) -> bool:
-    """True if the model may call tools. Raises InvalidRequest for a request that forces or restricts calls.
+def call_choice(source: Mapping[str, Any], offered: Collection[str]) -> CallChoice:
+    """What the model may call; ``offered``: names of the tools. Raises InvalidRequest for a request that restricts
+    calls to several of them.
 
     ``VALIDATED`` is taken as ``AUTO``: the model chooses between a call and text. Its promise that arguments fit
     their schema is not kept, because a grammar would change what the policy samples.
@@ -100,13 +102,16 @@ def may_call(source: Mapping[str, Any]) -> bool:
     config = item(item(source, "toolConfig"), "functionCallingConfig", "toolConfig.")
     where = "toolConfig.functionCallingConfig"
     mode = (text(config, "mode", f"{where}.") or "AUTO").upper()
-    if mode not in ("AUTO", "VALIDATED", "NONE", "MODE_UNSPECIFIED"):
-        raise forced_call(f"{where}.mode {mode!r}", "AUTO")
-    if mode != "NONE" and config.get("allowedFunctionNames"):
+    if mode not in ("AUTO", "VALIDATED", "NONE", "ANY", "MODE_UNSPECIFIED"):
+        raise InvalidRequest(f"{where}.mode {mode!r} is not accepted; send AUTO, ANY, VALIDATED or NONE")
+    allowed = config.get("allowedFunctionNames")
+    if mode == "ANY" and (not allowed or (isinstance(allowed, list) and len(allowed) == 1)):
+        return forced(allowed[0] if allowed else "", offered, f"{where}.mode ANY")
+    if mode != "NONE" and allowed:
         raise InvalidRequest(
             f"{where}.allowedFunctionNames is not accepted: offer only the tools that may be called"
         )
-    return mode != "NONE"
+    return CallChoice(may=mode != "NONE")
 
 
 def json_schema(schema: Any) -> Any:

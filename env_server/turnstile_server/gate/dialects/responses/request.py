@@ -16,7 +16,7 @@ from typing import Any
 
 from turnstile.models import Message, Role, ToolCall
 from turnstile_server.errors import InvalidRequest
-from turnstile_server.gate.dialects.base import NO_PARAMS, ModelRequest
+from turnstile_server.gate.dialects.base import NO_PARAMS, ModelRequest, ToolOffer
 from turnstile_server.gate.dialects.json import (
     dumped,
     flag,
@@ -29,9 +29,9 @@ from turnstile_server.gate.dialects.json import (
 from turnstile_server.gate.dialects.openai import (
     LOGPROBS,
     call_arguments,
+    call_choice,
     content_text,
     format_schema,
-    may_call,
     refuse_logit_bias,
     role_of,
 )
@@ -39,6 +39,7 @@ from turnstile_server.gate.dialects.parse_cache import ParseCache
 from turnstile_server.gate.dialects.read_body import ReadBody, read_body
 from turnstile_server.gate.dialects.responses.items import unsealed
 from turnstile_server.gate.dialects.responses.tools import custom_arguments, joined, offered
+from turnstile_server.gate.dialects.tool_choice import CallChoice
 
 HISTORY = "input"
 
@@ -112,6 +113,7 @@ def _outline(read: ReadBody, _: Mapping[str, str]) -> ModelRequest:
     asked = recorded(source, ASKED)
     if offer.hosted:
         asked["hosted_tools"] = sorted(offer.hosted)
+    choice = _call_choice(source.get("tool_choice"), offer)
     return ModelRequest(
         messages=(Message("system", instructions),) if instructions else (),
         tools=offer.offered(),
@@ -119,7 +121,8 @@ def _outline(read: ReadBody, _: Mapping[str, str]) -> ModelRequest:
         stream=flag(source, "stream"),
         stream_usage=True,
         max_tokens=positive_int(source, "max_output_tokens"),
-        parse_calls=_parse_calls(source.get("tool_choice")),
+        parse_calls=choice.may,
+        forced_call=choice.forced,
         json_schema=_json_schema(source.get("text")),
         asked=asked,
         wire_tools=offer.wire_tools,
@@ -218,13 +221,13 @@ def _texts(item: dict[str, Any], key: str, wanted: str, where: str) -> str:
     return "".join(found)
 
 
-def _parse_calls(choice: Any) -> bool:
+def _call_choice(choice: Any, offer: ToolOffer) -> CallChoice:
     if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
         raise InvalidRequest(
             "tool_choice allowed_tools is not accepted: the policy may call whatever it is offered; send in tools"
             " only what it may call"
         )
-    return may_call(choice)
+    return call_choice(choice, offer.tools)
 
 
 def _json_schema(value: Any) -> str | None:
