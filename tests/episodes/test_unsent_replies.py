@@ -57,7 +57,8 @@ async def test_a_turn_whose_reply_a_killed_server_never_sent_is_untrained(
 
 
 def assert_sums(found: dict[str, Any], trained: set[str], turns: list[Turn]) -> None:
-    tokens = sum(len(turn.completion_ids) for turn in turns if turn.turn_id in trained)
+    counts = {turn.turn_id: len(turn.completion_ids) - len(turn.without_token) for turn in turns}
+    tokens = sum(counts[turn_id] for turn_id in trained)
     assert found["stats"]["trained_tokens"] == tokens == sum(sum(row["loss_mask"]) for row in found["samples"])
 
 
