@@ -24,6 +24,7 @@ from control_support import running_app
 from turnstile.models import (
     AgentInfo,
     AgentList,
+    EngineInfo,
     Episode,
     EpisodeCreated,
     EpisodeRequest,
@@ -139,6 +140,7 @@ class StubServer:
                 Route(one + "/samples", self._samples),
                 Route("/tasks", self._tasks),
                 Route("/agents", self._agents),
+                Route("/engine", self._engine),
                 Route("/health", self._health),
             ]
         )
@@ -286,6 +288,12 @@ class StubServer:
             name="tool-loop", version="1", summary="Calls tools until it is done.", installed=True, uses_tools=True
         )
         return _model(AgentList(agents=(loop,)))
+
+    async def _engine(self, _: Request) -> Response:
+        info = EngineInfo(
+            ok=True, weight_version="v0", paused=False, model_name="tiny", context_length=4096, vocab_size=4160
+        )
+        return _model(info)
 
     async def _health(self, _: Request) -> Response:
         return Response(b'{"status":"healthy"}', media_type="application/json")

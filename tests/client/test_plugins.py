@@ -38,7 +38,7 @@ def test_a_declared_part_is_found_by_its_name_behind_those_that_ship(
 ) -> None:
     declare(monkeypatch, site, ENGINES, acme="acme_parts:Part.make")
     engines = Plugins(ENGINES)
-    assert engines.names() == ("embedded", "sglang", "trainer", "vllm", "acme")
+    assert engines.names() == ("embedded", "sglang", "trainer", "upstream", "vllm", "acme")
     found = engines.find("acme")
     assert (found.distribution, found.target, found.ours) == ("acme-parts 1.2", "acme_parts:Part.make", False)
     assert "acme_parts" not in sys.modules, "a name is read without its code"

@@ -140,10 +140,19 @@ def test_every_second_counts_once() -> None:
         at(T.DRAIN, 25, 26),
         at(T.GRADING, 26, 30),
         at(T.GRADER, 27, 29),
+        at(T.GRADING_QUEUE, 27, 28),
         at(T.GRADING, 100, 200, regrade_id="r1"),
     ]
     found = seconds_by_part(spans)
-    assert found.model_dump() == {"queue": 2, "setup": 3, "agent": 11, "model": 5, "tools": 4, "grading": 4}
+    assert found.model_dump() == {
+        "queue": 2,
+        "setup": 3,
+        "agent": 11,
+        "model": 5,
+        "tools": 4,
+        "grading_queue": 1,
+        "grading": 3,
+    }
 
 
 def test_what_goes_on_counts_up_to_now() -> None:
@@ -155,6 +164,7 @@ def test_what_goes_on_counts_up_to_now() -> None:
         "agent": 3,
         "model": 4,
         "tools": 0,
+        "grading_queue": 0,
         "grading": 0,
     }
 

@@ -3,7 +3,6 @@ link."""
 
 from __future__ import annotations
 
-import anyio
 import pytest
 from grading_support import BASE, FIX, Watched, spec_of, work
 from judge_server import RIGHT, JudgeServer
@@ -11,6 +10,7 @@ from judge_server import RIGHT, JudgeServer
 from bounded import bounded
 from turnstile_server.grading.grader import TaskGrader
 from turnstile_server.grading.package_processes import PackageProcesses
+from turnstile_server.grading.places import GradingPlaces
 from turnstile_server.grading.protocol import GradingTools, Work
 from turnstile_server.grading.work_files import WorkReader
 from turnstile_server.settings import GradingSettings, TaskSettings
@@ -25,7 +25,7 @@ def reader(provider: Watched, **settings: int) -> WorkReader:
     made = bounded(GradingSettings, **settings)
     tasks = TaskSettings()
     packages = PackageProcesses(made, tasks)
-    return WorkReader(GradingTools(provider, spec_of, made, tasks, anyio.Semaphore(2), packages))
+    return WorkReader(GradingTools(provider, spec_of, made, tasks, GradingPlaces(2), packages))
 
 
 async def test_regular_files_are_read_and_nothing_else(provider: Watched) -> None:
