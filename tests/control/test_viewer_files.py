@@ -108,6 +108,13 @@ async def test_a_key_in_the_path_becomes_a_fragment_of_the_viewers_own_address(
         assert str(there) == f"{door.url}{path}#key={door.key}"
         assert answer.headers["cache-control"] == "no-store"
         assert answer.headers["referrer-policy"] == "no-referrer"
+    for path in ("", "/"):
+        for prefix in ("", "/rl"):
+            answer = await stranger.get(f"/k/{door.key}{path}")
+            asked = answer.url.copy_with(path=f"{prefix}{answer.url.path}")
+            assert str(asked.join(answer.headers["location"])) == f"{door.url}{prefix}/ui#key={door.key}"
+    assert (await stranger.post(f"/k/{door.key}", json={})).status_code == 405
+    assert (await stranger.get("/k/another-key-0123456789")).status_code == 401
     assert (await stranger.get("/k/another-key-0123456789/ui")).status_code == 401
 
 

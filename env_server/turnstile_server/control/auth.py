@@ -82,7 +82,7 @@ class ControlKey:
         offered = _take_from_path(scope)
         if self._passes(scope, offered):
             admit(scope)
-            if offered is not None and scope["type"] == "http" and is_viewer_path(scope["path"]):
+            if offered is not None and scope["type"] == "http" and _is_page(scope):
                 await key_into_fragment(scope, offered)(scope, receive, send)
             else:
                 await self._app(scope, receive, send)
@@ -100,6 +100,10 @@ class ControlKey:
         if offered is None:
             offered = _bearer(Headers(scope=scope).get("authorization", ""))
         return hmac.compare_digest(offered.encode("utf-8", errors="replace"), self._key)
+
+
+def _is_page(scope: Scope) -> bool:
+    return is_viewer_path(scope["path"]) or (scope["path"] == ROOT_PATH and scope["method"] in ("GET", "HEAD"))
 
 
 def _is_open(path: str) -> bool:
@@ -120,5 +124,5 @@ def _take_from_path(scope: Scope) -> str | None:
     scope["path"] = slash + rest or "/"
     # The raw path is percent-encoded; a key needs no encoding, so its segment ends at the same slash.
     _, raw_slash, raw_rest = scope.get("raw_path", b"").removeprefix(b"/k/").partition(b"/")
-    scope["raw_path"] = raw_slash + raw_rest or b"/"
+    scope["raw_path"] = raw_slash + raw_rest  # empty without a slash: relative addresses are others there
     return key

@@ -70,13 +70,13 @@ def is_viewer_path(path: str) -> bool:
 
 
 def key_into_fragment(scope: Scope, key: str) -> Response:
-    """Sends a browser that named the key in the path (``/k/KEY/ui``) to the page's own address.
+    """Sends a browser that named the key in the path (``/k/KEY/ui``, ``/k/KEY``) to the page's own address.
 
     The key travels in the fragment, which is in no log and no ``Referer``, and which the page removes at once. The
     address is relative, for proxies with a prefix.
     """
-    below = scope["raw_path"].decode("ascii").removeprefix(f"{VIEWER_PATH}")
-    up = "../" * (2 + below.count("/"))
+    path = scope["raw_path"].decode("ascii")
+    up, below = "../" * (1 + path.count("/")), path[len(VIEWER_PATH) :]
     query = scope["query_string"].decode("ascii")
     address = f"{up}ui{below}{'?' if query else ''}{query}#key={quote(key, safe='', errors='replace')}"
     return Response(
