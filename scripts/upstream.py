@@ -356,7 +356,16 @@ PEERS: Final[Mapping[str, Peer]] = {
     "swebench": Peer(
         "swebench",
         "scripts/swebench.txt",
-        (Environment(SWEBENCH, ("tests/grading/test_swe_equality.py", "tests/grading/test_swe_played.py")),),
+        (
+            Environment(
+                SWEBENCH,
+                (
+                    "tests/grading/test_swe_equality.py",
+                    "tests/grading/test_swe_played.py",
+                    "tests/grading/test_swe_repositories.py",
+                ),
+            ),
+        ),
     ),
     "mini-swe-agent": Peer(
         "mini-swe-agent",
