@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from engines_support import collect, prompt_of
 
-from turnstile_server.engines.protocol import Engine, EngineContext, EngineSampling
+from turnstile_server.engines.protocol import Engine, EngineContext, EngineSampling, UpstreamKind
 from turnstile_server.engines.registry import ENGINES, create_engine
 from turnstile_server.errors import EngineRefused, StartupError
 from turnstile_server.model_files import model_folder
@@ -16,7 +16,8 @@ from turnstile_server.settings import EngineSettings, Settings
 
 @pytest.mark.parametrize("kind", ENGINES.names())
 def test_each_name_stands_for_a_function_that_creates_an_engine(kind: str) -> None:
-    assert callable(ENGINES.load(kind))
+    made = ENGINES.load(kind)
+    assert callable(made.create if isinstance(made, UpstreamKind) else made)
     assert Settings(engine={"kind": kind}).engine.kind == kind
 
 
@@ -53,5 +54,5 @@ def test_an_engine_that_cannot_be_used_is_told_by_its_place_before_anything_star
 
 
 def test_a_name_that_is_not_in_the_registry_is_refused_with_those_that_are() -> None:
-    with pytest.raises(StartupError, match="there is no engine 'toy'; there are embedded, sglang, trainer, vllm"):
+    with pytest.raises(StartupError, match="there are embedded, sglang, trainer, upstream, vllm"):
         model_folder(Settings(engine={"kind": "toy"}))
