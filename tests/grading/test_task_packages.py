@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +15,7 @@ from typing import Any
 import anyio
 import pytest
 from grading_support import NO_AGENTS, SANDBOXES, spec_of
+from package_chain_examples import INSPECT_CHAINS, MORE_TASKSETS, TASKSET_WITH_ENV
 from package_examples import BOXED_TASKSET, INSPECT_TASKS, TASKSET, UNPLAYABLE_TASKSET, pythons
 
 from turnstile.models.evidence import grade_in_words
@@ -54,7 +57,11 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "sums.py").write_text(TASKSET)
     (folder / "boxed.py").write_text(BOXED_TASKSET)
     (folder / "unplayable.py").write_text(UNPLAYABLE_TASKSET)
+    (folder / "many.py").write_text(MORE_TASKSETS)
+    (folder / "with_env.py").write_text(TASKSET_WITH_ENV)
     (folder / "tests_of_mine.py").write_text(INSPECT_TASKS)
+    (folder / "chains.py").write_text(INSPECT_CHAINS)
+    (folder / "prompt.txt").write_text("{prompt} In {n} words, {tone}.")
     return folder
 
 
@@ -151,32 +158,62 @@ def test_an_error_is_over_the_work_where_only_the_work_caused_it(
     assert done.stdout.strip() == str(by_work)
 
 
+@pytest.mark.parametrize(
+    ("readings", "found"),
+    [
+        (("ab", "ab"), ["a", "b"]),
+        (("ab", "ba"), ["note", "a", "b"]),
+        (("ba", "ba"), ["b", "a"]),
+        (("ab", "ac"), ["its tasks are others each time it is made (1 of 2 when"]),
+        (("ab", "abb"), ["its tasks are others each time it is made (1 of 3 when"]),
+        (("aba", "aba"), ["a", "b", "a-2"]),
+    ],
+)
+def test_tasks_are_read_twice_to_see_whether_they_hold(readings: tuple[str, str], found: list[str]) -> None:
+    program = f"""if 1:
+        from program_lines import digest_of, steady
+        readings = iter({readings!r})
+        read = lambda: ({{"task": {{"id": None, "digest": digest}}}} for digest in next(readings))
+        for each in steady(read):
+            print(each["task"]["id"] if "task" in each else each.get("problem", "note"))
+        class Own: pass
+        print(digest_of([{{"a": {{"x", "y", "z"}}, "b": Own()}}]), digest_of([{{"a": {{"x"}}}}]))
+    """
+    first, second = (
+        subprocess.run(
+            [sys.executable, "-c", program], cwd=JSON_LINES, check=True, capture_output=True, text=True, timeout=60
+        ).stdout.splitlines()
+        for _ in range(2)
+    )
+    assert len(first) == len(found) + 1
+    assert all(said.startswith(wanted) for said, wanted in zip(first, found, strict=False))
+    assert first == second
+    assert len(set(first[-1].split())) == 2
+
+
 @needs_packages
 async def test_tasks_that_cannot_be_played_are_refused_by_name(sources: Path) -> None:
     with pytest.raises(StartupError) as raised:
         load_tasks([f"verifiers:{sources}/unplayable.py"], SETTINGS)
-    assert "task a: it prepares or finishes its own box (setup, finalize)" in raised.value.message
-    assert "task 1: it has no prompt" in raised.value.message
+    assert "task a: it prepares or finishes its own box (setup)" in raised.value.message
+    assert "task b: it has no prompt" in raised.value.message
 
 
 @needs_packages
 async def test_inspect_tasks_are_listed_and_scored_by_inspect(sources: Path, grader: TaskGrader) -> None:
     file = f"{sources}/tests_of_mine.py"
     tasks = load_tasks([f"inspect:{file}:{name}" for name in ("capitals?extra=1", "letters", "files")], SETTINGS)
-    assert [task_id for task_id in tasks.ids if not task_id.startswith("capitals-more-0-")] == [
-        "capitals-fr",
-        "capitals-1",
-        "letters-even",
-        "files-hello",
-    ]
-    capital = tasks.get("capitals-1")
+    first, unnamed, *rest = (task_id for task_id in tasks.ids if not task_id.startswith("capitals-more-0-"))
+    assert (first, rest) == ("capitals-fr", ["letters-even", "files-hello"])
+    assert re.fullmatch("capitals-[0-9a-f]{12}", unnamed)
+    capital = tasks.get(unnamed)
     assert (await grader.grade(capital, Work(answer="I think Lima"))).reward == 1.0
     assert (await grader.grade(capital, Work(answer="Cusco"))).reward == 0.0
     assert (await grader.grade(capital, Work())).reward == 0.0
     letters = tasks.get("letters-even")
     assert "B) 2" in letters.instruction
     assert (await grader.grade(letters, Work(answer="ANSWER: B"))).reward == 1.0
-    assert (await grader.grade(letters, Work(answer="A,B"))).reward == 0.0
+    assert (await grader.grade(letters, Work(answer="ANSWER: A"))).reward == 0.0
     files = tasks.get("files-hello")
     assert files.base is not None
     assert files.base.inline == {"in.txt": "hello\n"}
@@ -185,6 +222,161 @@ async def test_inspect_tasks_are_listed_and_scored_by_inspect(sources: Path, gra
     assert (await grader.grade(files, Work(archive=packed(in_txt="hello\n")))).reward == 0.0
     no_text = pack(None, TaskSettings(), extra={"in.txt": b"hello\n", "out.txt": b"\xff\xfe"})
     assert (await grader.grade(files, Work(archive=no_text))).reward == 0.0
+
+
+@needs_packages
+def test_an_inspect_task_of_which_a_part_would_be_dropped_is_refused_by_name(sources: Path) -> None:
+    file = sources / "chains.py"
+    wanted = {
+        "airline": "its solver cannot be played: customer_and_agent",
+        "threat": "its solver cannot be played: use_tools",
+        "prepared": "its solver cannot be played: seeds_the_store",
+        "own_generate": "its solver cannot be played: generate_for_myself",
+        "twice": "generate, user_message, generate does not generate once, at its end",
+        "after": "generate, user_message does not generate once, at its end",
+        "never": "system_message does not generate once, at its end",
+        "criticised": "its solver cannot be played: self_critique",
+        "configured": "its config sets system_message, which",
+        "stopped": "generate sets stop_seqs, which",
+        "limited": "it has token_limit, which",
+        "cleaned": "it has cleanup, which",
+        "approved": "it has approval, which",
+        "prefilled": "sample a: its prompt has a message of role assistant",
+        "pictured": "sample a: its prompt has image",
+        "no_choices": "sample a: its solver fails: ValueError: The multiple_choice solver requires",
+        "shuffled_letters": "multiple_choice(shuffle=…)",
+        "other_box": "sample a: its file 'victim:/x' is for another sandbox",
+        "python_setup": "sample a: its set-up script is for /usr/bin/env python3",
+        "linked_file": "sample a: its file 'x' is a https URL",
+    }
+    said = problems_of(file, list(wanted))  # in one process, whose start takes seconds
+    assert {name: said[name] for name, text in wanted.items() if text not in said[name]} == {}
+    assert "task_with(task, solver=generate(), setup=None)" in said["airline"]
+    with pytest.raises(StartupError) as raised:
+        load_tasks([f"inspect:{file}:{name}" for name in ("airline", "composed")], SETTINGS)
+    assert f"inspect:{file}:airline: {said['airline']}" in raised.value.message
+    assert "task a: its sandbox has a configuration (compose.yaml): name an image" in raised.value.message
+    imaged = load_tasks([f"inspect:{file}:composed?image=python:3.11"], SETTINGS).get("composed-a")
+    assert imaged.image == "python:3.11"
+
+
+def problems_of(file: Path, names: list[str]) -> dict[str, str]:
+    """The one problem of each of the file's Inspect tasks."""
+    program = f"""if 1:
+        import anyio, json, sys
+        sys.path.insert(0, {str(PACKAGES["inspect"].path.parent)!r})
+        from inspect_program import Tasks, all_described
+        for name in {names!r}:
+            (found,) = anyio.run(all_described, Tasks().open({str(file)!r} + ":" + name, {{}}))
+            print(json.dumps([name, found["problem"]]))
+    """
+    done = subprocess.run(
+        [PYTHONS["inspect"], "-I", "-B", "-c", program], check=True, capture_output=True, text=True, timeout=120
+    )
+    return dict(json.loads(line) for line in done.stdout.splitlines())
+
+
+@needs_packages
+def test_a_compose_file_beside_an_inspect_task_counts_as_its_sandbox(tmp_path: Path) -> None:
+    file = tmp_path / "chains.py"
+    file.write_text(INSPECT_CHAINS)
+    assert list(load_tasks([f"inspect:{file}:beside"], SETTINGS).ids) == ["beside-a"]
+    (tmp_path / "compose.yaml").write_text("services: {}")
+    with pytest.raises(StartupError, match=r"configuration \(compose.yaml\): name an image"):
+        load_tasks([f"inspect:{file}:beside"], SETTINGS)
+
+
+@needs_packages
+async def test_a_chain_that_only_formats_is_played_as_it_is_written(sources: Path, grader: TaskGrader) -> None:
+    tasks = load_tasks([f"inspect:{sources}/chains.py:{name}" for name in ("formatted", "lettered")], SETTINGS)
+    formatted = tasks.get("formatted-a")
+    assert formatted.instruction == "One.\n\nTwo, kind.\n\n2+2? In 3 words, kind. Think."
+    assert formatted.limits.wall_s == 77
+    assert (await grader.grade(formatted, Work(answer="It is 4"))).reward == 1.0
+    assert (await grader.grade(formatted, Work(answer="It is 5"))).reward == 0.0
+    lettered = tasks.get("lettered-even")
+    assert lettered.instruction.startswith("Quiz.\n\nAnswer the following multiple choice question. The last line")
+    assert "B) 2" in lettered.instruction
+    for answer, reward in (("Two is.\nANSWER: B", 1.0), ("ANSWER: A", 0.0), ("I cannot help.", 0.0), ("", 0.0)):
+        assert (await grader.grade(lettered, Work(answer=answer))).reward == reward
+
+
+@needs_packages
+@pytest.mark.parametrize(
+    "source", ["inspect:{}/chains.py:shuffled", "inspect:{}/chains.py:shuffled?named=true", "verifiers:{}/many.py"]
+)
+async def test_shuffled_tasks_are_the_same_at_each_start_and_graded_as_themselves(
+    sources: Path, grader: TaskGrader, source: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = source.format(sources)
+    limited = f"{whole}{'&' if '?' in whole else '?'}limit=3"
+    before, after = (load_tasks([limited], SETTINGS) for _ in range(2))
+    assert "it shuffles its tasks anew" in caplog.text
+    assert len(list(before.ids)) == 3
+    assert list(before.ids) == list(after.ids)
+    for task_id in before.ids:
+        task = before.get(task_id)
+        assert task.instruction == after.get(task_id).instruction
+        asked = task.instruction
+        right = asked if source.startswith("verifiers") else asked.removeprefix("Say ").rstrip(".")
+        for each in (task, after.get(task_id)):
+            assert (await grader.grade(each, Work(answer=right))).reward == 1.0
+            assert (await grader.grade(each, Work(answer="none"))).reward == 0.0
+
+
+@needs_packages
+def test_tasks_that_are_others_each_time_are_refused(sources: Path) -> None:
+    for source in (f"inspect:{sources}/chains.py:reshuffled_choices", f"verifiers:{sources}/many.py?how=draws"):
+        with pytest.raises(StartupError, match="its tasks are others each time it is made"):
+            load_tasks([source], SETTINGS)
+
+
+@needs_packages
+def test_samples_of_one_content_have_ids_of_their_own(sources: Path) -> None:
+    first, _, third = load_tasks([f"inspect:{sources}/chains.py:twins"], SETTINGS).ids
+    assert third == f"{first}-2"
+
+
+@needs_packages
+async def test_a_task_that_its_package_has_no_more_is_graded_by_no_other(tmp_path: Path) -> None:
+    (tmp_path / "chains.py").write_text(INSPECT_CHAINS)
+    (tmp_path / "many.py").write_text(MORE_TASKSETS)
+    sources = {f"inspect:{tmp_path}/chains.py:shuffled": "chains.py", f"verifiers:{tmp_path}/many.py": "many.py"}
+    listed = {source: load_tasks([f"{source}?limit=1"], SETTINGS) for source in sources}
+    for name in sources.values():
+        text = (tmp_path / name).read_text()
+        (tmp_path / name).write_text(text.replace('f"Say {n}."', 'f"Tell {n}."'))
+    after = TaskGrader(None, spec_of, GradingSettings(retries=0, package_timeout_s=20), SETTINGS)
+    try:
+        for tasks in listed.values():
+            (task_id,) = tasks.ids
+            with pytest.raises(GraderFailed, match="has no such"):
+                await after.grade(tasks.get(task_id), Work(answer="1"))
+    finally:
+        await after.close()
+
+
+@needs_packages
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("many.py?how=tools", "the taskset has tool servers of its own"),
+        ("many.py?how=turns", "task a: its prompt has a message of role assistant"),
+        ("many.py?how=network", "task a: it sets agent_user, network_allow"),
+        ("many.py?how=stops", "task a: it acts between the agent's turns (enough)"),
+        (
+            "many.py?how=staged",
+            "task a: it prepares the box of its grading, or that of its agent (stage_verifier)",
+        ),
+        ("with_env.py", "its package has its own environment (Customer)"),
+    ],
+)
+def test_a_taskset_of_which_a_part_would_be_dropped_is_refused_by_name(
+    sources: Path, source: str, said: str
+) -> None:
+    with pytest.raises(StartupError) as raised:
+        load_tasks([f"verifiers:{sources}/{source}"], SETTINGS)
+    assert said in raised.value.message
 
 
 @needs_packages
@@ -203,7 +395,7 @@ async def test_a_scorer_that_fails_gives_no_reward_and_the_next_work_has_one(sou
         ):
             name = "capitals" if how is None else "odd_scores"
             config = {} if how is None else {"how": how}
-            options = odd.model_copy(update={"name": f"{file}:{name}", "config": config})
+            options = odd.model_copy(update={"name": f"{file}:{name}", "config": config, "digest": None})
             task = Task.model_validate({"id": "t", "instruction": "x", "grading": {"inspect": options}})
             if error is None:
                 assert (await failing.grade(task, Work(answer="Paris"))).reward == 1.0
@@ -221,6 +413,7 @@ async def test_a_cancelled_request_ends_the_process_and_close_leaves_none(source
         "name": f"{sources}/tests_of_mine.py:odd_scores",
         "config": {"how": "sleeps"},
         "index": 0,
+        "digest": None,
         "answer": "y",
         "sandbox": False,
         "workdir": "/",

@@ -9,20 +9,25 @@ Standard library only; Python 3.10 or later.
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
 import json
 import os
 import queue
+import re
 import socket
 import sys
 import threading
 import traceback
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Set
 from types import ModuleType
 from typing import Any
 
 TAIL = 2000
+OWN_ID = 12
+"""Digits of a digest that are the id of a task without one."""
 
 
 class Asked(FileNotFoundError):
@@ -87,8 +92,57 @@ def load_module(name: str) -> ModuleType:
     return module
 
 
+def digest_of(value: Any) -> str:
+    """Digest of a value's content: equal in each process, whatever the order of its sets or its addresses."""
+    return hashlib.sha256(json.dumps(_plain(value), sort_keys=True).encode()).hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, (str, int, float)):
+        return value
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, Set):
+        return sorted(json.dumps(_plain(item), sort_keys=True) for item in value)
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+
+
+def steady(read: Callable[[], Iterator[dict[str, Any]]]) -> Iterator[dict[str, Any]]:
+    """The tasks that ``read`` yields, each with its ``digest``; read twice, because a shuffle or a random task
+    shows at the second reading only. Other tasks are a problem. The same in another order are a ``note``, and come
+    in the order of their digests, so that the first few of them are the same at each start."""
+    first = [found["task"]["digest"] for found in read() if "task" in found]
+    second = list(read())
+    tasks = [found for found in second if "task" in found]
+    again = [found["task"]["digest"] for found in tasks]
+    if Counter(first) != Counter(again):
+        other = sum((Counter(again) - Counter(first)).values())
+        yield {
+            "problem": f"its tasks are others each time it is made ({other} of {len(again)} when it was made "
+            "twice), so an episode could not be graded by the task that was played: give it a seed, or a version "
+            "of its data"
+        }
+        return
+    yield from (found for found in second if "task" not in found)
+    if first != again:
+        yield {
+            "note": "it shuffles its tasks anew each time it is made; they are taken in the order of their content"
+        }
+        tasks.sort(key=lambda found: found["task"]["digest"])
+    seen: Counter[str] = Counter()
+    for found in tasks:
+        task = found["task"]
+        if task["id"] is None:
+            seen[task["digest"]] += 1
+            count = seen[task["digest"]]
+            task["id"] = task["digest"][:OWN_ID] + (f"-{count}" if count > 1 else "")
+        yield found
+
+
 def list_tasks(line: Line, tasks: Callable[[], Any]) -> int:
-    """Writes what ``tasks`` yields: dicts with ``task`` or ``problem``."""
+    """Writes what ``tasks`` yields: dicts with ``task``, ``problem`` or ``note``."""
     try:
         for found in tasks():
             line.send(found)

@@ -88,6 +88,7 @@ class PackageGrader(ComponentGrader):
             "name": options.name,
             "config": options.config,
             "index": options.index,
+            "digest": options.digest,
             "answer": self._answer,
             **place,
         }

@@ -37,7 +37,10 @@ class PackageOptions(GraderOptions):
     grader: Literal["verifiers", "inspect"]
     name: str = Field(description="The taskset or task, as in the source.")
     config: dict[str, Any] = Field(default_factory=dict, description="What it is made with.")
-    index: int = Field(ge=0, description="Which of its tasks.")
+    index: int = Field(ge=0, description="Which of its tasks, where it has no digest.")
+    digest: str | None = Field(
+        None, description="Digest of the task's content, by which the package finds it again in whatever order."
+    )
     needs_work: bool = Field(False, description="Its scoring looks at the work, in a sandbox.")
     parts: ClassVar[bool] = True
 

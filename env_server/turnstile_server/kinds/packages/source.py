@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import re
 import sys
@@ -32,6 +33,7 @@ from turnstile_server.tasks.model import Task
 from turnstile_server.tasks.protocol import Recognition, StoredTask, TaskProblem
 from turnstile_server.tasks.selection import labels_of
 
+_LOG = logging.getLogger(__name__)
 _MAX_ID = 64
 _TAIL = 8
 
@@ -103,11 +105,18 @@ def _found(
 ) -> Iterator[StoredTask | TaskProblem]:
     taken = 0
     for position, said in reader.lines(max_bytes):
+        if "note" in said:
+            _LOG.warning("%s: %s", source, said["note"])
+            continue
         if options.limit is not None and taken >= options.limit:
             return
         taken += 1
         if "problem" in said:
             yield TaskProblem(source, None, None, str(said["problem"]))
+            continue
+        needed = said["task"].get("needs_image")
+        if needed is not None and options.image is None:
+            yield TaskProblem(source, None, None, f"task {said['task']['id']}: {needed}")
             continue
         try:
             task = task_of(said["task"], options)
@@ -137,7 +146,7 @@ def task_of(listed_task: dict[str, Any], options: PackageSourceOptions) -> Task:
         reward["bounds"] = options.bounds
     sandbox = {name: given[name] for name in ("memory_mb", "cpus") if given.get(name) is not None}
     values: dict[str, Any] = {
-        "id": _id(function or Path(module).stem, given["id"] if given["id"] is not None else given["index"]),
+        "id": _id(function or Path(module).stem, given["id"]),
         "instruction": given["instruction"],
         "image": options.image or given.get("image"),
         "setup": [given["setup"]] if given.get("setup") else [],
@@ -147,6 +156,7 @@ def task_of(listed_task: dict[str, Any], options: PackageSourceOptions) -> Task:
                 "name": options.name,
                 "config": options.config,
                 "index": given["index"],
+                "digest": given["digest"],
                 "needs_work": needs_work,
             }
         },

@@ -2,8 +2,8 @@
 
 ``list NAME JSON`` writes each sample of the task that the function NAME (``file.py:function``,
 ``package.module:function``) returns, called with the JSON's arguments; ``serve`` scores: a request has ``name``,
-``config``, ``index``, ``answer``, ``sandbox`` and ``workdir``. The task's own scorers run; their ``sandbox()`` is
-the server's.
+``config``, ``digest`` (or ``index``) of the sample, ``answer``, ``sandbox`` and ``workdir``. The task's own
+solvers format the prompt, its own scorers run; their ``sandbox()`` is the server's.
 """
 
 from __future__ import annotations
@@ -12,30 +12,32 @@ import base64
 import json
 import math
 import os
-import re
 import sys
 from collections.abc import Iterator
 from importlib.metadata import version
 from typing import Any
 
 sys.path.insert(0, os.path.abspath(f"{__file__}/../../../../integrations/programs"))
+sys.path.insert(0, os.path.abspath(f"{__file__}/.."))
 
 import anyio
 from inspect_ai import Task
 from inspect_ai._util.registry import registry_info
 from inspect_ai.dataset import Sample
-from inspect_ai.model import ChatMessageAssistant, ChatMessageUser, ModelName, ModelOutput
+from inspect_ai.model._model import init_model_roles
 from inspect_ai.scorer import Score, Target, value_to_float
-from inspect_ai.solver import TaskState
 from inspect_ai.util import ExecResult, SandboxEnvironment
 from inspect_ai.util._sandbox.context import (
     sandbox_default_context_var,
     sandbox_environments_context_var,
 )
-from program_lines import Asked, Line, Overran, list_tasks, load_module, serve
+from inspect_ai.util._sandbox.registry import registry_find_sandboxenv
+from inspect_ai.util._store import init_subtask_store
+from inspect_chain import answered, prompt_of, refusals
+from program_lines import Asked, Line, Overran, digest_of, list_tasks, load_module, serve, steady
 
-LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-MODEL = "turnstile/agent"
+ELSEWHERE = ("data:", "http://", "https://")
+START = os.getcwd()
 
 
 class ServerSandbox(SandboxEnvironment):
@@ -92,107 +94,154 @@ class Tasks:
 
     def __init__(self) -> None:
         self._known: dict[str, Task] = {}
+        self._places: dict[str, dict[str, int]] = {}
+        """Index of each sample, by its digest, of a task that was asked for by digest."""
 
     def open(self, name: str, config: dict[str, Any]) -> Task:
-        key = json.dumps([name, config], sort_keys=True)
+        """The current folder becomes that of the task's file, from which Inspect reads templates and files."""
+        key = _key(name, config)
+        module, _, function = name.rpartition(":")
+        os.chdir(os.path.dirname(os.path.abspath(module)) if module.endswith(".py") else START)
         if key not in self._known:
-            module, _, function = name.rpartition(":")
             made = getattr(load_module(module), function)(**config)
             if not isinstance(made, Task):
                 raise TypeError(f"{name} gives {type(made).__name__}, not an Inspect Task")
             self._known[key] = made
         return self._known[key]
 
+    def forget(self) -> None:
+        """The next ``open`` makes the task anew."""
+        self._known.clear()
+
+    def index(self, request: dict[str, Any]) -> int:
+        """Index of the sample that is asked for. Raises LookupError."""
+        name, config, digest = request["name"], request["config"], request["digest"]
+        task = self.open(name, config)
+        if digest is None:
+            return int(request["index"])
+        places = self._places.get(_key(name, config))
+        if places is None:
+            places = {sample_digest(sample): index for index, sample in enumerate(task.dataset)}
+            self._places[_key(name, config)] = places
+        if digest not in places:
+            raise LookupError(
+                "the task has no such sample any more: its data, or what draws them, is not what was listed"
+            )
+        return places[digest]
+
+
+def _key(name: str, config: dict[str, Any]) -> str:
+    return json.dumps([name, config], sort_keys=True)
+
 
 def scorers_of(task: Task) -> list[Any]:
     return list(task.scorer) if isinstance(task.scorer, (list, tuple)) else [task.scorer] if task.scorer else []
 
 
-def text_of(sample: Sample) -> str:
-    """The prompt: system text and user messages, then the choices by their letters."""
-    if isinstance(sample.input, str):
-        text = sample.input
-    else:
-        text = "\n\n".join(message.text for message in sample.input if message.text)
-    if not sample.choices:
-        return text
-    listed = "\n".join(f"{LETTERS[index]}) {choice}" for index, choice in enumerate(sample.choices))
-    return f"{text}\n\n{listed}\n\nAnswer with the letter of the right choice (several: `A,C`)."
+def sample_digest(sample: Sample) -> str:
+    """Of all that the sample says. Its messages have ids that Inspect draws anew in each process."""
+    said = sample.model_dump()
+    if not isinstance(said["input"], str):
+        for message in said["input"]:
+            message.pop("id", None)
+    return digest_of(said)
 
 
 def files_of(sample: Sample) -> dict[str, str]:
     """Texts by path. Raises ValueError for a file that is no text of at most a few MB."""
     found = {}
     for path, contents in (sample.files or {}).items():
-        if contents.startswith("data:"):
-            raise ValueError(f"its file {path!r} is a data URL")
-        text = contents
-        if len(contents) < 4096 and "\n" not in contents and os.path.isfile(contents):
-            with open(contents, encoding="utf-8") as file:
-                text = file.read()
-        found[path.removeprefix("default:")] = text
+        place, colon, rest = path.partition(":")
+        if colon and place != "default":
+            raise ValueError(f"its file {path!r} is for another sandbox than the first")
+        found[rest if colon else path] = _text(f"file {path!r}", contents)
     return found
 
 
-def described(task: Task, sample: Sample, index: int) -> dict[str, Any]:
+def setup_of(sample: Sample) -> str | None:
+    """The text of its set-up script. Raises ValueError."""
+    if sample.setup is None:
+        return None
+    script = _text("set-up script", sample.setup)
+    first = script.lstrip().partition("\n")[0]
+    if first.startswith("#!") and not first.split("/")[-1].split()[-1].endswith("sh"):
+        raise ValueError(f"its set-up script is for {first[2:].strip()}, and set-up here is for a shell")
+    return script
+
+
+def _text(what: str, contents: str) -> str:
+    """The contents, or those of the file that they name."""
+    if contents.startswith(ELSEWHERE):
+        raise ValueError(f"its {what} is a {contents.partition(':')[0]} URL")
+    if 0 < len(contents) < 4096 and "\n" not in contents:
+        if os.path.isdir(contents):
+            raise ValueError(f"its {what} is a folder ({contents}): name its files")
+        if os.path.isfile(contents):
+            with open(contents, encoding="utf-8") as file:
+                return file.read()
+    return contents
+
+
+def needed_image(task: Task, sample: Sample) -> str | None:
+    """The configuration that the sandbox has in Inspect, where only an image can take its place."""
+    specs = [spec for spec in (sample.sandbox, task.sandbox) if spec is not None]
+    found = next((str(spec.config) for spec in specs if spec.config is not None), None)
+    if found is None and specs:  # Inspect takes a compose file, or Dockerfile, that lies beside the task
+        names = registry_find_sandboxenv(specs[-1].type).config_files()
+        found = next((name for name in names if os.path.isfile(name)), None)
+    return found and f"its sandbox has a configuration ({found}): name an image (`?image=`)"
+
+
+async def described(task: Task, sample: Sample, index: int) -> dict[str, Any]:
     """Description of a sample for the server: a task, or a problem."""
-    whose = f"sample {sample.id or index}"
-    sandbox = sample.sandbox or task.sandbox
-    if sandbox is not None and sandbox.config is not None:
-        return {
-            "problem": f"{whose}: its sandbox has a configuration ({sandbox.config}): name an image (`?image=`)"
-        }
-    if not scorers_of(task):
-        return {"problem": f"{whose}: the task has no scorer"}
-    setup = sample.setup
-    if setup is not None and os.path.isfile(setup):
-        with open(setup, encoding="utf-8") as file:
-            setup = file.read()
+    whose = f"sample {sample.id if sample.id is not None else index}"
     try:
         files = files_of(sample)
+        return {
+            "task": {
+                "index": index,
+                "digest": sample_digest(sample),
+                "id": None if sample.id is None else str(sample.id),
+                "instruction": await prompt_of(task, sample, index + 1),
+                "files": files,
+                "setup": setup_of(sample),
+                "timeout_s": task.time_limit,
+                "needs_image": needed_image(task, sample),
+                "needs_work": bool(sample.sandbox or task.sandbox or files),
+                "rewards": {name_of(scorer): 1.0 for scorer in scorers_of(task)},
+            }
+        }
     except (ValueError, OSError) as error:
         return {"problem": f"{whose}: {error}"}
-    return {
-        "task": {
-            "index": index,
-            "id": None if sample.id is None else str(sample.id),
-            "instruction": text_of(sample),
-            "files": files,
-            "setup": setup,
-            "needs_work": sandbox is not None or bool(files),
-            "rewards": {registry_info(scorer).name.rpartition("/")[2]: 1.0 for scorer in scorers_of(task)},
-        }
-    }
+
+
+async def all_described(task: Task) -> list[dict[str, Any]]:
+    wrong = refusals(task)
+    if not scorers_of(task):
+        wrong.append("it has no scorer")
+    if wrong:
+        return [{"problem": text} for text in wrong]
+    return [await described(task, sample, index) for index, sample in enumerate(task.dataset)]
+
+
+def name_of(scorer: Any) -> str:
+    return str(registry_info(scorer).name.rpartition("/")[2])
 
 
 async def scored(line: Line, tasks: Tasks, request: dict[str, Any]) -> dict[str, Any]:
     task = tasks.open(request["name"], request["config"])
-    sample = task.dataset[request["index"]]
-    answer = request["answer"] or ""
-    messages = [ChatMessageUser(content=sample.input)] if isinstance(sample.input, str) else list(sample.input)
-    state = TaskState(
-        model=ModelName(MODEL),
-        sample_id=sample.id if sample.id is not None else request["index"] + 1,
-        epoch=1,
-        input=sample.input,
-        messages=[*messages, ChatMessageAssistant(content=answer)],
-        target=Target(sample.target),
-        choices=sample.choices,
-        output=ModelOutput.from_content(MODEL, answer),
-        completed=True,
-        metadata=sample.metadata,
-    )
-    if sample.choices:
-        chosen = set(re.findall(r"\b([A-Z])\b", answer.rpartition(":")[2] or answer))
-        for position in range(len(sample.choices)):
-            state.choices.mark_choice(position, LETTERS[position] in chosen)
+    index = tasks.index(request)
+    sample = task.dataset[index]
     if request["sandbox"]:
         sandbox_environments_context_var.set({"default": ServerSandbox(line, request["workdir"])})
         sandbox_default_context_var.set("default")
+    init_model_roles(task.model_roles or {})  # of judges
+    state = await answered(task, sample, index + 1, request["answer"] or "")
+    init_subtask_store(state.store)
     components: dict[str, float] = {}
     evidence: dict[str, Any] = {}
     for scorer in scorers_of(task):
-        name = registry_info(scorer).name.rpartition("/")[2]
+        name = name_of(scorer)
         score = await scorer(state, Target(sample.target))
         if score is None:
             raise ValueError(f"the scorer {name} gave no score")
@@ -219,11 +268,10 @@ def main() -> int:
         name, config = sys.argv[2], json.loads(sys.argv[3])
 
         def found() -> Iterator[dict[str, Any]]:
-            task = tasks.open(name, config)
-            for index, sample in enumerate(task.dataset):
-                yield described(task, sample, index)
+            tasks.forget()
+            yield from anyio.run(all_described, tasks.open(name, config))
 
-        return list_tasks(line, found)
+        return list_tasks(line, lambda: steady(found))
 
     async def score(request: dict[str, Any]) -> dict[str, Any]:
         return await scored(line, tasks, request)
