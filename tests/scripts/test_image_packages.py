@@ -60,7 +60,7 @@ import sys
 for name in {sorted(left_out)!r}:
     sys.modules[name] = None
 import turnstile_server.app, turnstile_server.hosted, turnstile_server.commands.serve
-import turnstile_server.control.openenv.server, turnstile_server.rendering.family
+import turnstile_server.control.openenv.server
 """
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120
