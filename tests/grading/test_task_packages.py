@@ -303,7 +303,12 @@ async def test_a_chain_that_only_formats_is_played_as_it_is_written(sources: Pat
 
 @needs_packages
 @pytest.mark.parametrize(
-    "source", ["inspect:{}/chains.py:shuffled", "inspect:{}/chains.py:shuffled?named=true", "verifiers:{}/many.py"]
+    "source",
+    [
+        "inspect:{}/chains.py:shuffled",
+        pytest.param("inspect:{}/chains.py:shuffled?named=true", marks=pytest.mark.thorough),
+        pytest.param("verifiers:{}/many.py", marks=pytest.mark.thorough),
+    ],
 )
 async def test_shuffled_tasks_are_the_same_at_each_start_and_graded_as_themselves(
     sources: Path, grader: TaskGrader, source: str, caplog: pytest.LogCaptureFixture
@@ -338,6 +343,7 @@ def test_samples_of_one_content_have_ids_of_their_own(sources: Path) -> None:
 
 
 @needs_packages
+@pytest.mark.thorough
 async def test_a_task_that_its_package_has_no_more_is_graded_by_no_other(tmp_path: Path) -> None:
     (tmp_path / "chains.py").write_text(INSPECT_CHAINS)
     (tmp_path / "many.py").write_text(MORE_TASKSETS)
