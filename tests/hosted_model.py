@@ -44,6 +44,8 @@ class HostedModel:
     format: Literal["chat", "messages"] = "chat"
     script: list[Reply | bytes | tuple[int, str]] = field(default_factory=lambda: [Reply("hello")])
     lists_models: bool = True
+    moved_to: str | None = None
+    """The list of models is at this address."""
     unknown: tuple[str, ...] = ()
     """Parameters that the server refuses."""
     api_key_header: bool = False
@@ -93,9 +95,15 @@ class HostedModel:
     async def _models(self, request: Request) -> Response:
         if not self.lists_models:
             return JSONResponse({"detail": "Not Found"}, 404)
+        if self.moved_to is not None:
+            return Response(status_code=308, headers={"location": self.moved_to})
+        if self.format == "messages" and "anthropic-version" not in request.headers:
+            return self._error(400, "anthropic-version: header is required")
         return self._refused(request) or JSONResponse({"object": "list", "data": [self._entry()]})
 
     async def _model(self, request: Request) -> Response:
+        if self.format == "messages" and "anthropic-version" not in request.headers:
+            return self._error(400, "anthropic-version: header is required")
         if request.path_params["name"] not in (MODEL, "alias"):
             return self._error(404, "no such model")
         return self._refused(request) or JSONResponse(self._entry())

@@ -272,13 +272,9 @@ async def test_what_cannot_work_is_told_at_start() -> None:
         for settings, name, said in (
             (settings_of(model.url), "gpt-none", f"no model 'gpt-none'.*{MODEL}"),
             (settings_of(model.url, api_key=None), MODEL, "401"),
-            (settings_of(model.url + "/nowhere"), MODEL, None),
+            (settings_of(model.url + "/nowhere"), MODEL, "lists no models, and a first call fails"),
         ):
             engine = UpstreamEngine(settings, name)
-            if said is None:  # it lists no models: taken as it is
-                await engine.start()
-                await engine.close()
-                continue
             with pytest.raises(StartupError, match=said):
                 await engine.start()
     for url, said in ((None, "--engine-url"), ("example.org", "no URL")):
@@ -322,3 +318,53 @@ async def test_a_forced_call_is_asked_for(format_: Format) -> None:
         assert choices == ["required", {"type": "function", "function": {"name": "shell"}}]
     else:
         assert choices == [{"type": "any"}, {"type": "tool", "name": "shell"}]
+
+
+@pytest.mark.anyio
+async def test_a_server_that_lists_no_models_is_tried() -> None:
+    model = HostedModel("chat", [Reply("Hi.", finish="stop")], lists_models=False)
+    async with started(model) as engine:
+        assert model.bodies[0]["max_completion_tokens"] == 16
+        assert (await answered(engine))[0].text == "Hi."
+    model = HostedModel("chat", [(404, "no such model")], lists_models=False)
+    with pytest.raises(StartupError, match="no such model"):
+        async with started(model):
+            pass
+
+
+@pytest.mark.anyio
+async def test_a_key_is_not_carried_to_another_address() -> None:
+    async with serving(HostedModel("chat")) as elsewhere:
+        model = HostedModel("chat", moved_to=f"{elsewhere.url}/v1/models")
+        with pytest.raises(StartupError, match="308, elsewhere: http"):
+            async with started(model):
+                pass
+        assert elsewhere.keys == []
+
+
+@pytest.mark.anyio
+async def test_a_value_that_is_wrong_is_no_parameter_that_is_unknown() -> None:
+    said = "max_completion_tokens is too large: 100. This model supports at most 64 completion tokens"
+    model = HostedModel("chat", [(400, said)])
+    async with started(model) as engine:
+        with pytest.raises(ModelCannotServe, match="at most 64"):
+            await answered(engine)
+    assert len(model.bodies) == 1
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("format_", FORMATS)
+async def test_a_long_call_is_no_silence_and_counts_as_reply(format_: Format) -> None:
+    """Nothing of a call is shown before it is whole: its pieces must be neither silence nor without a bound."""
+    arguments = json.dumps({"x": 200 * "y"})
+    async with started(
+        HostedModel(format_, [Reply(calls=(("shell", arguments),), finish=STOP[format_])])
+    ) as engine:
+        pieces = [piece async for piece in engine.answer(CALL)]
+    held = [piece.held for piece in pieces if piece.held]
+    assert len(held) > len(arguments) / 5
+    assert sum(held) in (len(arguments), len("shell") + len(arguments))
+    model = HostedModel(format_, [Reply(calls=(("shell", 70_000 * "y"),), finish=STOP[format_])])
+    async with started(model, max_reply_bytes=1 << 16) as engine:
+        with pytest.raises(EngineProtocolError, match="max_reply_bytes"):
+            await answered(engine)

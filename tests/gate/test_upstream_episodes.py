@@ -13,8 +13,21 @@ import pytest
 from pydantic import SecretStr
 
 from hosted_model import KEY, MODEL, HostedModel, Reply, serving
-from turnstile.models import Episode, EpisodeCreated, EpisodeRequest, EpisodeStatus, Fault, Limits, TaskRef
+from turnstile.models import (
+    Episode,
+    EpisodeCreated,
+    EpisodeRequest,
+    EpisodeStatus,
+    Fault,
+    ForkOrigin,
+    Limits,
+    TaskRef,
+    Turn,
+)
 from turnstile_server.engines.upstream import engine as upstream_engine
+from turnstile_server.episodes.fork_point import ForkPoint
+from turnstile_server.episodes.plan import check_fork
+from turnstile_server.errors import Conflict
 from turnstile_server.settings import EngineSettings, Settings
 from turnstile_server.testing.server import ScriptedServer, scripted_server
 
@@ -27,10 +40,10 @@ TEXT, THOUGHT, ARGUMENTS = "One call.", "I think.", '{"command": "ls"}'
 
 
 @asynccontextmanager
-async def evaluating(model: HostedModel) -> AsyncIterator[ScriptedServer]:
-    """A server whose engine is ``model``."""
+async def evaluating(model: HostedModel, **changes: Any) -> AsyncIterator[ScriptedServer]:
+    """A server whose engine is ``model``. ``changes``: of the engine's settings."""
     async with serving(model):
-        engine = EngineSettings(kind="upstream", url=model.url, api_key=SecretStr(KEY))
+        engine = EngineSettings(kind="upstream", url=model.url, api_key=SecretStr(KEY), **changes)
         settings = Settings(model=MODEL, engine=engine, sandboxes={"kind": "none"})  # type: ignore[arg-type]
         async with scripted_server(settings, None) as server:
             yield server
@@ -255,3 +268,29 @@ async def test_what_needs_tokens_is_refused_by_name() -> None:
         adapter = EpisodeRequest(task=TaskRef(instruction="x"), adapter="lora")
         refused = await server.control.post("/episodes", json=adapter.model_dump(mode="json", exclude_unset=True))
         assert refused.status_code == 422
+
+
+async def test_a_format_that_nothing_comes_of_in_time_is_no_outage() -> None:
+    """By a schema that a server cannot compile an agent could have its episode end without a reward."""
+    model = HostedModel("chat", [Reply("{}", finish="stop")], silent=True)
+    async with evaluating(model, first_chunk_timeout_s=0.2) as server, agent_of(server) as agent:
+        schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}
+        late = await agent.chat({"role": "user", "content": "hi"}, response_format=schema)
+        assert (late.status_code, "response_format" in late.text) == (504, True)
+        assert "format_timeout" in late.text
+        assert model.bodies[0]["response_format"]["json_schema"]["schema"] == {"type": "object"}
+
+
+async def test_what_another_model_was_fed_is_no_beginning_of_a_fork() -> None:
+    """Its turns have no tokens, or those of another vocabulary."""
+    model = HostedModel("chat", [Reply("hello", finish="stop")])
+    async with evaluating(model) as server, agent_of(server) as agent:
+        await agent.chat({"role": "user", "content": "hi"})
+        [turn] = [Turn.model_validate(each) for each in await turns_of(server, agent)]
+        forked = await server.control.post(f"/episodes/{agent.episode_id}/fork", json={"turn_id": turn.turn_id})
+        assert forked.status_code == 201, forked.text  # under the same hosted model it goes on
+    point = ForkPoint(ForkOrigin(episode_id=agent.episode_id, turn_id=turn.turn_id), (turn,), None)
+    check_fork(point, turn.template_hash)
+    check_fork(None, "another")
+    with pytest.raises(Conflict, match="another model or chat template"):
+        check_fork(point, "another")

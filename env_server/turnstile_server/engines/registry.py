@@ -43,10 +43,12 @@ def upstream_kind(kind: str) -> UpstreamKind | None:
     check_kind(kind)
     if kind == NO_ENGINE:
         return None
+    plugin = ENGINES.find(kind)
     try:
-        found = ENGINES.find(kind).load()
+        found = plugin.load()
     except PluginError as error:
-        how = f": pip install 'turnstile-rl[{kind}]'" if isinstance(error.__cause__, ModuleNotFoundError) else ""
+        lacks = plugin.ours and isinstance(error.__cause__, ModuleNotFoundError)
+        how = f": pip install 'turnstile-rl[{kind}]'" if lacks else ""
         raise StartupError(f"engine.kind: {error}{how}") from error
     return found if isinstance(found, UpstreamKind) else None
 

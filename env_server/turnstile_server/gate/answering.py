@@ -14,7 +14,7 @@ import anyio
 
 from turnstile.models import Discard, Turn
 from turnstile_server.capture import CallMatch, Node
-from turnstile_server.errors import EngineUnavailable, Gone, TurnstileError
+from turnstile_server.errors import EngineTimeout, EngineUnavailable, FormatTimeout, Gone, TurnstileError
 from turnstile_server.gate.call import CommittedTurn, ModelCall
 from turnstile_server.gate.dialects.base import ModelRequest
 from turnstile_server.gate.session import EpisodeSession
@@ -86,6 +86,13 @@ class TurnRecords:
         delivery = session.deliver(call.committed.node, written=written)
         if delivery is not None:
             self._journal.append_soon(delivery_record(session.episode_id, delivery))
+
+
+def format_timeout(error: EngineTimeout) -> FormatTimeout:
+    """The error of a call with a format of the answer that nothing came of in time."""
+    return FormatTimeout(
+        f"{error.message} The answer was to have a format (response_format): leave that out, or make it simpler."
+    )
 
 
 def end_error(call: ModelCall) -> TurnstileError:

@@ -240,9 +240,8 @@ def replayed(node: Node) -> ModelCall:
 def finished_reply(committed: CommittedTurn, head: ReplyHead, *, show_tokens: bool) -> FinishedReply:
     """The reply that a dialect writes for a committed turn."""
     turn, prompt_tokens = committed.node.turn, committed.node.prompt_count
-    usage = Usage(prompt_tokens, len(turn.completion_ids), committed.cached_tokens)
-    if (counted := turn.upstream) is not None:
-        usage = Usage(counted.prompt_tokens or 0, turn.generated_tokens, counted.cached_tokens or 0)
+    fed = prompt_tokens if turn.upstream is None else turn.upstream.prompt_tokens or 0
+    usage = Usage(fed, turn.generated_tokens, committed.cached_tokens)
     tokens = None
     if show_tokens:
         prompt_ids = path_ids(committed.node)[:prompt_tokens]

@@ -16,12 +16,11 @@ from turnstile_server.engines.protocol import Engine, EngineFinish, EngineSampli
 from turnstile_server.errors import (
     EngineProtocolError,
     EngineTimeout,
-    FormatTimeout,
     InvalidRequest,
     JournalUnavailable,
     TurnstileError,
 )
-from turnstile_server.gate.answering import CallAnswerer, TurnRecords, end_error
+from turnstile_server.gate.answering import CallAnswerer, TurnRecords, end_error, format_timeout
 from turnstile_server.gate.call import CommittedTurn, ModelCall, message_of
 from turnstile_server.gate.dialects.base import ModelRequest
 from turnstile_server.gate.session import EpisodeSession, context_overflow
@@ -153,10 +152,7 @@ class TokenAnswerer(CallAnswerer):
         except BaseException as error:
             await self._account_for(error, session, call, builder)
             if isinstance(error, EngineTimeout) and sampling.json_schema is not None and builder.count == 0:
-                raise FormatTimeout(
-                    f"{error.message} The answer was to have a format (response_format): leave that out, or make "
-                    "it simpler."
-                ) from error
+                raise format_timeout(error) from error
             raise
         return CommittedTurn(node, finish.cached_tokens or 0)
 

@@ -6,15 +6,15 @@ logprobs are empty, so that nothing can train it. The server is sent the message
 
 from __future__ import annotations
 
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 
 import numpy as np
 
 from turnstile.models import FinishReason, SamplingUsed, Turn, TurnTimings, UpstreamUsage
 from turnstile_server.capture import CallMatch
 from turnstile_server.engines.upstream.protocol import UpstreamAnswers, UpstreamCall, UpstreamFinish, UpstreamPiece
-from turnstile_server.errors import EngineProtocolError, InvalidRequest, JournalUnavailable
-from turnstile_server.gate.answering import CallAnswerer, TurnRecords
+from turnstile_server.errors import EngineProtocolError, EngineTimeout, InvalidRequest, JournalUnavailable
+from turnstile_server.gate.answering import CallAnswerer, TurnRecords, format_timeout
 from turnstile_server.gate.call import CommittedTurn, ModelCall, message_of
 from turnstile_server.gate.dialects.base import ModelRequest
 from turnstile_server.gate.session import EpisodeSession
@@ -61,11 +61,13 @@ class UpstreamAnswerer(CallAnswerer):
         try:
             async with aclosing(self._upstream.answer(asked)) as answer:
                 async for piece in answer:
-                    context.stopwatch.sampled()
-                    pieces += 1
-                    call.emit(_deltas(piece, calls))
-                    calls += len(piece.calls)
                     finish = piece.finish or finish
+                    if piece.size:
+                        context.stopwatch.sampled()
+                        pieces += 1
+                    if deltas := _deltas(piece, calls):
+                        call.emit(deltas)
+                        calls += len(piece.calls)
             if finish is None:
                 raise EngineProtocolError("the upstream's reply ended without a finish")
             turn = self._turn(session, call, context, asked, finish.reason, finish, pieces)
@@ -75,7 +77,10 @@ class UpstreamAnswerer(CallAnswerer):
             call.show_all()
             if call.shown and not isinstance(error, JournalUnavailable):
                 turn = self._turn(session, call, context, asked, "abort", None, pieces)
-                await self._records.commit(session, turn)
+                with suppress(JournalUnavailable):  # the call's own error is the one that its caller is told
+                    await self._records.commit(session, turn)
+            if isinstance(error, EngineTimeout) and asked.json_schema is not None and not call.deltas:
+                raise format_timeout(error) from error
             raise
         return CommittedTurn(node, finish.usage.cached_tokens or 0)
 

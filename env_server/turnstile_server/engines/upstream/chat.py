@@ -7,6 +7,7 @@ models. Replies are always streamed: one way for all callers, and a caller that 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
 from typing import Any, Final, Literal
@@ -19,6 +20,11 @@ from turnstile.models import Message, ToolCall, UpstreamUsage
 from turnstile_server.engines.upstream.failures import refused, unreachable
 from turnstile_server.engines.upstream.protocol import UpstreamCall, UpstreamFinish, UpstreamModel, UpstreamPiece
 from turnstile_server.errors import EngineProtocolError, EngineRefused
+
+_UNKNOWN: Final = re.compile(
+    r"unrecognized|unknown|unexpected|unsupported|not supported|not permitted", re.IGNORECASE
+)
+"""How servers say that they do not know a parameter, and not that its value is wrong."""
 
 _RENAMES: Final[Mapping[str, str | None]] = {"max_completion_tokens": "max_tokens", "stream_options": None}
 """Parameters that some servers do not know, and what they have instead."""
@@ -76,7 +82,8 @@ class ChatUpstream(UpstreamModel):
                 )
             except openai.APIStatusError as error:
                 unknown = {name for name in _RENAMES if name in body and name in error.message}
-                if error.status_code not in (400, 422) or not unknown - self._unknown:
+                refused_as_unknown = error.status_code in (400, 422) and _UNKNOWN.search(error.message)
+                if not refused_as_unknown or not unknown - self._unknown:
                     raise
                 self._unknown |= unknown
 
@@ -106,7 +113,7 @@ class ChatUpstream(UpstreamModel):
                 named = {"type": "function", "function": {"name": call.forced_call}}
                 body["tool_choice"] = named if call.forced_call else "required"
         if call.json_schema is not None:
-            schema = {"name": "answer", "schema": json.loads(call.json_schema), "strict": True}
+            schema = {"name": "answer", "schema": json.loads(call.json_schema)}
             body["response_format"] = {"type": "json_schema", "json_schema": schema}
         for name in self._unknown:
             value, other = body.pop(name, None), _RENAMES[name]
@@ -123,9 +130,7 @@ class ChatUpstream(UpstreamModel):
             usage = chunk.usage or usage
             for choice in chunk.choices or ():
                 finish = choice.finish_reason or finish
-                piece = self._piece(choice.delta, calls)
-                if piece is not None:
-                    yield piece
+                yield self._piece(choice.delta, calls)
         if finish is None:
             raise EngineProtocolError("the upstream's stream ended without a finish reason")
         yield UpstreamPiece(calls=calls.whole())
@@ -139,11 +144,11 @@ class ChatUpstream(UpstreamModel):
         )
         yield UpstreamPiece(finish=UpstreamFinish(_FINISHES.get(finish, "stop"), counted))
 
-    def _piece(self, delta: Any, calls: _OpenCalls) -> UpstreamPiece | None:
-        """None: it shows nothing yet. ``delta``: a ``ChoiceDelta``, not validated by the client."""
+    def _piece(self, delta: Any, calls: _OpenCalls) -> UpstreamPiece:
+        """``delta``: a ``ChoiceDelta``, not validated by the client."""
         if delta is None:
-            return None
-        calls.add(delta.tool_calls or ())
+            return UpstreamPiece()
+        held = calls.add(delta.tool_calls or ())
         extra: Mapping[str, Any] = delta.model_extra or {}
         reasoning = ""
         for name in _REASONING:
@@ -151,7 +156,7 @@ class ChatUpstream(UpstreamModel):
                 reasoning, self._reasoning_field = _text(extra[name]), name
                 break
         text = _text(delta.content) + _text(delta.refusal)
-        return UpstreamPiece(text, reasoning) if text or reasoning else None
+        return UpstreamPiece(text, reasoning, held=held)
 
 
 class _OpenCalls:
@@ -161,13 +166,17 @@ class _OpenCalls:
         self._names: dict[int, str] = {}
         self._arguments: dict[int, list[str]] = {}
 
-    def add(self, deltas: Any) -> None:
+    def add(self, deltas: Any) -> int:
+        """Returns how many characters came."""
+        came = 0
         for delta in deltas:
             index, function = int(delta.index), delta.function
             pieces = self._arguments.setdefault(index, [])
             if function is not None:
                 self._names[index] = self._names.get(index, "") or _text(function.name)
                 pieces.append(_text(function.arguments))
+                came += len(pieces[-1]) + len(_text(function.name))
+        return came
 
     def whole(self) -> tuple[ToolCall, ...]:
         return tuple(

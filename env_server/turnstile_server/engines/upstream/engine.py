@@ -2,13 +2,12 @@
 that it has the model.
 
 The server is asked for its models (``GET /v1/models``) in the way of either format. One that lists none is taken
-to speak Chat Completions, and cannot be checked. Keys come from ``engine.api_key`` alone: a key in the environment
-may be another server's.
+to speak Chat Completions, and is asked for a few tokens. Keys come from ``engine.api_key`` alone: a key in the
+environment may be another server's.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Final, TypeAlias
 
@@ -17,7 +16,7 @@ import anyio
 import httpx2
 import openai
 
-from turnstile.models import Int32Array
+from turnstile.models import Int32Array, Message, Sampling
 from turnstile_server.engines.protocol import (
     CallOrigin,
     Engine,
@@ -31,7 +30,7 @@ from turnstile_server.engines.upstream.chat import ChatUpstream
 from turnstile_server.engines.upstream.failures import too_slow
 from turnstile_server.engines.upstream.messages import MessagesUpstream
 from turnstile_server.engines.upstream.protocol import (
-    SAID_CONTEXT_LENGTH,
+    UNSAID_CONTEXT_LENGTH,
     UpstreamCall,
     UpstreamModel,
     UpstreamPiece,
@@ -45,8 +44,6 @@ from turnstile_server.errors import (
 )
 from turnstile_server.settings import EngineSettings
 
-_LOG = logging.getLogger(__name__)
-
 RETRIES: Final = 5
 """Further tries of the clients after 408, 409, 429, 5xx and lost connections, before the first byte of a reply;
 they wait between them as the server asks, or up to 8 s."""
@@ -59,7 +56,9 @@ _NO_KEY = "none"
 
 _SHOWN_MODELS = 8
 
-Entry: TypeAlias = "Mapping[str, Any]"
+_FIRST: Final = UpstreamCall((Message("user", "Hello"),), (), Sampling(), max_tokens=16)
+
+_Entry: TypeAlias = "Mapping[str, Any]"
 """A model in a server's list of them."""
 
 
@@ -84,7 +83,7 @@ class UpstreamEngine(Engine):
     @property
     def capabilities(self) -> EngineCapabilities:
         return EngineCapabilities(
-            context_length=self._started.context_length or SAID_CONTEXT_LENGTH,
+            context_length=self._started.context_length or UNSAID_CONTEXT_LENGTH,
             vocab_size=0,
             model_name=self._model,
             constrained=True,
@@ -131,10 +130,12 @@ class UpstreamEngine(Engine):
                     raise too_slow(within_s, setting) from None
                 if piece is None:
                     break
-                within_s, setting = settings.chunk_timeout_s, "engine.chunk_timeout_s"
-                chars += len(piece.text) + len(piece.reasoning)
+                if piece.size:  # before that it may think for long, and say only that it goes on
+                    within_s, setting = settings.chunk_timeout_s, "engine.chunk_timeout_s"
+                chars += piece.size
                 if chars > settings.max_reply_bytes:
-                    raise EngineProtocolError("the upstream's reply is too long (engine.max_reply_bytes)")
+                    most = f"{settings.max_reply_bytes} characters (engine.max_reply_bytes)"
+                    raise EngineProtocolError(f"the upstream's reply has more than {most}")
                 yield piece
             self._trouble = ""
         except TurnstileError as error:
@@ -174,9 +175,10 @@ async def _connected(settings: EngineSettings, model: str) -> UpstreamModel:
     timeout = httpx2.Timeout(settings.first_chunk_timeout_s, connect=settings.connect_timeout_s)
     limits = httpx2.Limits(max_connections=settings.max_connections)
     answers: list[str] = []
-    async with httpx2.AsyncClient(timeout=settings.control_timeout_s, follow_redirects=True) as client:
+    async with httpx2.AsyncClient(timeout=settings.control_timeout_s) as client:
+        client.headers["anthropic-version"] = ANTHROPIC_VERSION
         for headers in ({"authorization": f"Bearer {key}"}, {"x-api-key": key}):
-            listed = await _listed(client, url, {**headers, "anthropic-version": ANTHROPIC_VERSION})
+            listed = await _listed(client, url, headers)
             if isinstance(listed, str):
                 answers.append(listed)
                 continue
@@ -185,12 +187,21 @@ async def _connected(settings: EngineSettings, model: str) -> UpstreamModel:
                 return MessagesUpstream(_anthropic_client(url, key, headers, timeout, limits), model, context)
             return ChatUpstream(_openai_client(url, key, timeout, limits), model, context)
     if all(answer.startswith(("404", "405")) for answer in answers):
-        _LOG.warning(
-            "the upstream at %s lists no models: it is taken to speak Chat Completions, and neither its key nor "
-            "the model %s could be checked", url, model
-        )  # fmt: skip
-        return ChatUpstream(_openai_client(url, key, timeout, limits), model)
+        return await _tried(ChatUpstream(_openai_client(url, key, timeout, limits), model), url)
     raise StartupError(f"the upstream at {url} cannot be used: GET {url}/models answered {'; '.join(answers)}")
+
+
+async def _tried(upstream: ChatUpstream, url: str) -> ChatUpstream:
+    """The model of a server that lists none, once it has replied. Raises StartupError where it does not."""
+    try:
+        async for _ in upstream.answer(_FIRST):
+            pass
+    except TurnstileError as error:
+        await upstream.close()
+        raise StartupError(
+            f"the upstream at {url} cannot be used: it lists no models, and a first call fails: {error.message}"
+        ) from error
+    return upstream
 
 
 def _base(url: str) -> str:
@@ -200,13 +211,15 @@ def _base(url: str) -> str:
     return url if parsed.path not in ("", "/") else f"{url}/v1"
 
 
-async def _listed(client: httpx2.AsyncClient, url: str, headers: Mapping[str, str]) -> list[Entry] | str:
+async def _listed(client: httpx2.AsyncClient, url: str, headers: Mapping[str, str]) -> list[_Entry] | str:
     """The list of models; a string: what came instead. Raises StartupError where the server cannot be reached."""
     try:
         response = await client.get(f"{url}/models", headers=headers)
     except httpx2.HTTPError as error:
         said = str(error) or type(error).__name__
         raise StartupError(f"the upstream at {url} cannot be reached: {said}") from error
+    if response.is_redirect:  # not followed: the key is for this server
+        return f"{response.status_code}, elsewhere: {response.headers.get('location')}"
     if response.is_error:
         return f"{response.status_code} {response.text[:300]}"
     try:
@@ -216,7 +229,7 @@ async def _listed(client: httpx2.AsyncClient, url: str, headers: Mapping[str, st
         return f"{response.status_code} with no list of models"
 
 
-def _is_anthropic(listed: list[Entry]) -> bool:
+def _is_anthropic(listed: list[_Entry]) -> bool:
     """Anthropic's entries have a ``type``, all others an ``object``."""
     return any(entry.get("type") == "model" and "object" not in entry for entry in listed)
 
@@ -226,14 +239,15 @@ async def _entry(
     url: str,
     headers: Mapping[str, str],
     model: str,
-    listed: list[Entry],
-) -> Entry:
+    listed: list[_Entry],
+) -> _Entry:
     """The server's entry of the model, which may be an alias that is not listed. Raises StartupError."""
     for entry in listed:
         if entry.get("id") == model:
             return entry
     try:
-        found = (await client.get(f"{url}/models/{model}", headers=headers)).json()
+        response = await client.get(f"{url}/models/{model}", headers=headers)
+        found = response.json() if response.is_success else None
     except (httpx2.HTTPError, ValueError):
         found = None
     if isinstance(found, dict) and found.get("id"):
@@ -243,7 +257,7 @@ async def _entry(
     raise StartupError(f"the upstream at {url} has no model {model!r} (--model); it has {shown or 'none'}")
 
 
-def _context_length(entry: Entry) -> int | None:
+def _context_length(entry: _Entry) -> int | None:
     """As vLLM and SGLang (``max_model_len``), Anthropic (``max_input_tokens``) and OpenRouter say it."""
     for name in ("max_model_len", "max_input_tokens", "context_length", "context_window"):
         if isinstance(entry.get(name), int) and entry[name] > 0:

@@ -56,9 +56,7 @@ class MessagesUpstream(UpstreamModel):
             stream = await self._client.messages.create(**self._body(call), stream=True)
             async with stream:
                 async for event in stream:
-                    piece = reply.take(event)
-                    if piece is not None:
-                        yield piece
+                    yield reply.take(event)
             yield UpstreamPiece(finish=reply.finish())
         except anthropic.APIError as error:
             raise _error_of(error) from error
@@ -111,15 +109,15 @@ class _Reply:
         self._call: tuple[str, list[str]] | None = None
         """Name and pieces of the arguments of the call that is being written."""
 
-    def take(self, event: Any) -> UpstreamPiece | None:
-        """None: it shows nothing. ``event``: a ``RawMessageStreamEvent``, not validated by the client."""
+    def take(self, event: Any) -> UpstreamPiece:
+        """``event``: a ``RawMessageStreamEvent``, not validated by the client."""
         match event.type:
             case "message_start":
                 self._start(event.message)
             case "content_block_start" if event.content_block.type == "tool_use":
                 self._call = str(event.content_block.name), []
             case "content_block_start" if event.content_block.type == "text":
-                return _shown(text=event.content_block.text)
+                return UpstreamPiece(text=event.content_block.text)
             case "content_block_delta":
                 return self._delta(event.delta)
             case "content_block_stop" if self._call is not None:
@@ -129,7 +127,7 @@ class _Reply:
                 self._stop_reason = event.delta.stop_reason or self._stop_reason
                 self._stop_string = event.delta.stop_sequence or self._stop_string
                 self._completion_tokens = event.usage.output_tokens
-        return None
+        return UpstreamPiece()
 
     def finish(self) -> UpstreamFinish:
         """Raises EngineProtocolError where the reply is not whole."""
@@ -152,15 +150,16 @@ class _Reply:
         parts = (usage.input_tokens, usage.cache_read_input_tokens, usage.cache_creation_input_tokens)
         self._prompt_tokens = sum(part or 0 for part in parts)
 
-    def _delta(self, delta: Any) -> UpstreamPiece | None:
+    def _delta(self, delta: Any) -> UpstreamPiece:
         match delta.type:
             case "text_delta":
-                return _shown(text=delta.text)
+                return UpstreamPiece(text=delta.text)
             case "thinking_delta":
-                return _shown(reasoning=delta.thinking)
+                return UpstreamPiece(reasoning=delta.thinking)
             case "input_json_delta" if self._call is not None:
                 self._call[1].append(delta.partial_json)
-        return None
+                return UpstreamPiece(held=len(delta.partial_json))
+        return UpstreamPiece()
 
 
 def anthropic_messages(messages: tuple[Message, ...]) -> tuple[str, list[dict[str, Any]]]:
@@ -205,10 +204,6 @@ def _tool(function: Mapping[str, Any]) -> dict[str, Any]:
     if function.get("description"):
         tool["description"] = function["description"]
     return tool
-
-
-def _shown(*, text: str = "", reasoning: str = "") -> UpstreamPiece | None:
-    return UpstreamPiece(text, reasoning) if text or reasoning else None
 
 
 def _error_of(error: anthropic.APIError) -> Exception:

@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 
 from turnstile.models import Message, Sampling, Tool, ToolCall, UpstreamUsage
 
-SAID_CONTEXT_LENGTH = 1 << 20
+UNSAID_CONTEXT_LENGTH = 1 << 20
 """Tokens that a hosted model is taken to have room for, where neither its server nor ``engine.context_length``
 says it: it answers itself for what is too long."""
 
@@ -39,12 +39,19 @@ class UpstreamFinish:
 
 @dataclass(frozen=True, slots=True)
 class UpstreamPiece:
-    """A piece of a reply: text, reasoning, whole tool calls. Exactly one piece, the last, has ``finish``."""
+    """A piece of a reply: text, reasoning, whole tool calls. Exactly one piece, the last, has ``finish``. One with
+    nothing says that the server goes on; ``held``: characters that came of calls that are not whole yet."""
 
     text: str = ""
     reasoning: str = ""
     calls: tuple[ToolCall, ...] = ()
+    held: int = 0
     finish: UpstreamFinish | None = None
+
+    @property
+    def size(self) -> int:
+        """Characters that came with it."""
+        return len(self.text) + len(self.reasoning) + self.held
 
 
 class UpstreamAnswers(Protocol):
