@@ -21,9 +21,9 @@ CANNOT_RUN = (126, 127)
 """Exit statuses of a shell, and of the helper: found but not to be run, not found."""
 MAX_TEXT = 4000
 MAX_LINE = 300
+"""Characters of a line of a summary, at most."""
 LAST_LINES = 10
 """Lines of a runner's log that a message has: its last ones say why it stopped."""
-"""Characters of a line of a summary, at most."""
 
 
 @dataclass(frozen=True, slots=True)
