@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from turnstile_server.demo import TINY
 from turnstile_server.demo.local_server import descendants, running
 from turnstile_server.errors import NotFound, TaskFailed, Unprocessable
 from turnstile_server.settings import Settings
+from turnstile_server.tasks.task_files import SHIPPED
 from turnstile_server.testing.doctor import DoctorReport, check_agent
 from turnstile_server.testing.recording import AgentRequest
 from turnstile_server.testing.server import TOKENIZER_FOLDER, PlayedEpisode
@@ -61,8 +63,8 @@ while True:
 """
 
 
-def settings(model: Path, **agents: Any) -> Settings:
-    return Settings(model=model, sandboxes={"kind": "local"}, agents=agents)
+def settings(model: Path, tasks: Mapping[str, Any] | None = None, **agents: Any) -> Settings:
+    return Settings(model=model, sandboxes={"kind": "local"}, agents=agents, tasks=dict(tasks or {}))
 
 
 def specs(folder: Path, **commands: list[str]) -> Path:
@@ -145,8 +147,12 @@ def test_shell_is_checked_with_the_command_that_env_gives(tiny_model: Path) -> N
 
 
 @pytest.mark.anyio
-async def test_a_tasks_known_solution_is_played_by_shell_commands(tiny_model: Path) -> None:
-    report = await check_agent(settings(tiny_model), "plain-loop", task_id="fix-cart-discount", wall_s=60)
+async def test_a_tasks_known_solution_is_played_by_shell_commands(tiny_model: Path, tmp_path: Path) -> None:
+    """Beside a task that cannot be used, as a server serves it."""
+    shutil.copytree(SHIPPED / "fix-cart-discount", tmp_path / "fix-cart-discount")
+    (tmp_path / "bad.jsonl").write_text('{"id": "bad"}\n')
+    wanted = settings(tiny_model, tasks={"sources": [str(tmp_path)]})
+    report = await check_agent(wanted, "plain-loop", task_id="fix-cart-discount", wall_s=60)
     assert report.passed
     assert (report.tool_calls, report.calls) == (2, {"chat": 3})
 

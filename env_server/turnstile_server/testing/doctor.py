@@ -17,7 +17,7 @@ from turnstile_server.agents.spec import AgentSpec
 from turnstile_server.errors import AgentNotInstalled, SandboxUnavailable, StartupError, TaskFailed
 from turnstile_server.gate.dialects.registry import load_dialect
 from turnstile_server.settings import Settings
-from turnstile_server.tasks.registry import load_tasks
+from turnstile_server.tasks.registry import load_usable_tasks
 from turnstile_server.testing.policy import Policy
 from turnstile_server.testing.server import PlayedEpisode, RequestRefused, ScriptedServer, scripted_server
 from turnstile_server.testing.shell_policy import ShellPolicy, endpoint_texts, solution_commands
@@ -104,7 +104,9 @@ async def check_agent(
     commands: Sequence[str] = [COMMAND]
     task = TaskRef.model_validate(TASK)
     if task_id is not None:
-        found = (await anyio.to_thread.run_sync(load_tasks, settings.tasks.sources, settings.tasks)).get(task_id)
+        found = (await anyio.to_thread.run_sync(load_usable_tasks, settings.tasks.sources, settings.tasks)).get(
+            task_id
+        )
         commands, task = solution_commands(found, settings.tasks), TaskRef(id=task_id)
     policy: Policy = ShellPolicy(commands, fallback=endpoint_texts(settings.tools))
     async with scripted_server(settings, policy) as server:
