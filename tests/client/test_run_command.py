@@ -17,6 +17,7 @@ import pytest
 from stub_server import FOR_EVER, INFRASTRUCTURE, Answer, Play, StubServer, running_stub
 from test_cli import DONE, FAILED, UNREACHABLE, USAGE, Done, one_sentence, turnstile, turnstile_process
 
+from turnstile.cli.run import chosen_tasks
 from turnstile.exporters.parquet import read_parquet
 from turnstile.models import EpisodeRequest, EpisodeStatus, ErrorInfo, Fault, TaskInfo
 from turnstile.models.samples_encoding import decode_samples
@@ -257,6 +258,21 @@ def short_folder() -> Iterator[str]:
     """For what a killed command leaves; short, because sockets lie in it."""
     with tempfile.TemporaryDirectory(prefix="t-", ignore_cleanup_errors=True) as folder:
         yield folder
+
+
+def test_a_path_of_tasks_may_have_options_for_a_private_server(task_file: Path, own_folder: Path) -> None:
+    options = "?limit=1&reward_key=points"
+    marked = own_folder / "a?limit=2"
+    marked.mkdir()
+    words = [f"{task_file}{options}", marked.name, f"rows:{task_file}{options}", "sum"]
+    sources = [f"{task_file}{options}", str(marked), f"rows:{task_file}{options}"]
+    assert chosen_tasks(words, private=True) == (sources, ("sum",))
+
+
+@pytest.mark.parametrize("word", ["absent?limit=1", "?limit=1"])
+def test_options_of_no_path_are_a_usage_error(word: str) -> None:
+    said = one_sentence(turnstile("run", "--tasks", word), USAGE)
+    assert said == f"turnstile: --tasks {word!r} is neither a task id nor a file or folder that exists"
 
 
 async def read_back(folder: Path) -> set[str]:

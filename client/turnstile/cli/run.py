@@ -76,8 +76,8 @@ def run(
         list[str] | None,
         typer.Option(
             "--tasks",
-            help="Task ids with commas between them, or `all`; for a private server also a task file or folder. "
-            "Repeat for more.",
+            help="Task ids with commas between them, or `all`; for a private server also a source of tasks, as a "
+            "file or folder (`DIR?limit=20`). Repeat for more.",
         ),
     ] = None,
     where: Annotated[
@@ -351,8 +351,9 @@ def chosen_tasks(words: list[str], *, private: bool) -> tuple[list[str], tuple[s
     """Task files and folders for a private server, and task ids; no ids are all tasks."""
     sources, ids = [], []
     for word in words:
-        if private and Path(word).exists():
-            sources.append(str(Path(word).absolute()))
+        path, mark, options = (word, "", "") if Path(word).exists() else word.partition("?")
+        if private and path and Path(path).exists():
+            sources.append(f"{Path(path).absolute()}{mark}{options}")
             continue
         if private and (scheme := re.match(r"([a-z]+):([^?]+)", word)) and Path(scheme[2]).exists():
             sources.append(f"{scheme[1]}:{Path(scheme[2]).absolute()}{word[scheme.end() :]}")
