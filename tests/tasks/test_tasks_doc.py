@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
 import yaml
@@ -49,6 +50,21 @@ def test_the_examples_are_tasks() -> None:
     assert len(examples) == 3
     for example in examples:
         assert Task.model_validate(yaml.safe_load(example)).graded
+
+
+def test_the_check_of_an_answer_does_not_count_what_the_agent_could_change(tmp_path: Path) -> None:
+    (example,) = [one for one in re.findall(r"```yaml\n(.*?)```", DOC, re.DOTALL) if "{answer}" in one]
+    task = Task.model_validate(yaml.safe_load(example))
+    assert task.tests is not None
+    assert task.gold is not None
+    (check,) = task.tests.files.inline.values()
+    (tmp_path / "a.log").write_text("error\n")
+    passed = [
+        answer
+        for answer in ("", "0", "1", "2", "3")
+        if subprocess.run(["sh", "-c", check, "count.sh", answer], cwd=tmp_path, check=False).returncode == 0
+    ]
+    assert passed == [task.gold.answer]
 
 
 def test_the_tasks_that_commands_of_the_docs_name_ship() -> None:
