@@ -382,20 +382,36 @@ async def test_a_check_that_passes_without_an_answer_is_none(provider: Watched) 
     assert "its canary" in graded.detail["tests"]["note"]
 
 
+@pytest.mark.parametrize("trust", ["boundary", "in_process"])
 @pytest.mark.parametrize(
-    ("command", "said"),
+    "command",
     [
-        (
-            ["sh", "-c", "test {answer} = 2"],
-            "is an argument of its own, never a part of one (is 'test {answer} = 2')",
-        ),
-        (["{answer}"], "nor the program"),
-        (["sh", "-c", "{answer}"], "behind '-c' would be run as a program"),
-        (["bash", "-xc", "{answer}"], "behind '-xc' would be run as a program"),
-        (["python3", "{answer}"], "`command` runs '{answer}' of the work itself"),
+        ["sh", "-c", "test {answer} = 2"],
+        ["sh", "{tests}/count.sh", "--said={answer}"],
+        ["{answer}"],
+        ["{answer}", "{tests}/count.sh"],
+        ["sh", "-c", "{answer}"],
+        ["bash", "-xc", "{answer}"],
+        ["bash", "-c", "-x", "{answer}"],
+        ["python3", "{answer}"],
+        ["timeout", "5", "python3", "{answer}"],
+        ["env", "{answer}"],
     ],
 )
-def test_an_answer_is_never_run(command: list[str], said: str) -> None:
-    with pytest.raises(ValidationError) as refused:
-        the_task(tests={**QUESTION, "command": command})
-    assert said in str(refused.value)
+def test_an_answer_is_never_run(command: list[str], trust: str) -> None:
+    with pytest.raises(
+        ValidationError, match=r"`\{answer\}` is an argument of its own, behind a program of the tests"
+    ):
+        the_task(tests={**QUESTION, "command": command, "trust": trust})
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["{tests}/count.sh", "{answer}"],
+        ["timeout", "5", "sh", "{tests}/count.sh", "-c", "{answer}"],
+        ["sh", "{tests}/count.sh", "{answer}", "{answer}"],
+    ],
+)
+def test_a_program_of_the_tests_may_have_the_answer_anywhere(command: list[str]) -> None:
+    assert the_task(tests={**QUESTION, "command": command}).tests is not None

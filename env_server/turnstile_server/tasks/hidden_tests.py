@@ -48,17 +48,16 @@ ANSWER = "{answer}"
 
 
 def _check_answer(command: tuple[str, ...]) -> None:
-    """Raises ValueError where the answer would be more than one argument's text: a program, or a part of a shell's
-    line, which an agent could write."""
-    for position, part in enumerate(command):
-        if ANSWER in part and (part != ANSWER or position == 0):
+    """Raises ValueError where an agent could have its answer run: as a part of a shell's line, or, before anything
+    of the tests is named, as a program, a script or an option of one."""
+    behind_tests = False
+    for part in command:
+        if ANSWER in part and not (part == ANSWER and behind_tests):
             raise ValueError(
-                f"`{ANSWER}` is an argument of its own, never a part of one (is {part!r}) nor the program: an "
-                'agent could write commands into it. Write ["sh", "{tests}/check.sh", "{answer}"], and "$1" in '
-                "the script"
+                f"`{ANSWER}` is an argument of its own, behind a program of the tests (is {part!r}): elsewhere an "
+                'agent could have it run. Write ["sh", "{tests}/check.sh", "{answer}"], and "$1" in the script'
             )
-        if part == ANSWER and position > 1 and re.fullmatch(r"-\w*[ce]", command[position - 1]):
-            raise ValueError(f"`{ANSWER}` behind {command[position - 1]!r} would be run as a program")
+        behind_tests |= "{tests}" in part
 
 
 class HiddenTests(FilesOptions):
