@@ -155,8 +155,19 @@ def other_box():
 
 
 @task
-def python_setup():
-    return plain(dataset=one(setup="#!/usr/bin/env python3\\nprint(1)"), sandbox="local")
+def nobodys_setup():
+    return plain(dataset=one(setup="#! \\necho 1"), sandbox="local")
+
+
+@task
+def set_up():
+    scripts = {
+        "sh": "echo $0 > sh.txt",
+        "python": "#!/usr/bin/env python3\\nopen('python.txt', 'w').write('made')",
+        "bash": "#!/bin/bash -e\\na=(1 2)\\necho ${#a[@]} > bash.txt\\nfalse\\necho 3 > bash.txt\\n",
+    }
+    samples = [Sample(id=name, input="x", setup=script) for name, script in scripts.items()]
+    return plain(dataset=samples, sandbox="local")
 
 
 @task

@@ -246,7 +246,7 @@ def test_an_inspect_task_of_which_a_part_would_be_dropped_is_refused_by_name(sou
         "no_choices": "sample a: its solver fails: ValueError: The multiple_choice solver requires",
         "shuffled_letters": "multiple_choice(shuffle=…)",
         "other_box": "sample a: its file 'victim:/x' is for another sandbox",
-        "python_setup": "sample a: its set-up script is for /usr/bin/env python3",
+        "nobodys_setup": "sample a: the first line of its set-up script names no program",
         "linked_file": "sample a: its file 'x' is a https URL",
     }
     said = problems_of(file, list(wanted))  # in one process, whose start takes seconds
@@ -274,6 +274,24 @@ def problems_of(file: Path, names: list[str]) -> dict[str, str]:
         [PYTHONS["inspect"], "-I", "-B", "-c", program], check=True, capture_output=True, text=True, timeout=120
     )
     return dict(json.loads(line) for line in done.stdout.splitlines())
+
+
+@needs_packages
+def test_a_set_up_script_is_run_by_the_program_that_it_names(sources: Path, tmp_path: Path) -> None:
+    tasks = load_tasks([f"inspect:{sources}/chains.py:set_up"], SETTINGS)
+    scratch = tmp_path / "tmp"
+    scratch.mkdir()
+    ended = {}
+    for task_id in tasks.ids:
+        (line,) = tasks.get(task_id).setup
+        environment = {"PATH": "/usr/bin:/bin", "TMPDIR": str(scratch)}
+        ended[task_id] = subprocess.run(
+            ["/bin/sh", "-c", line], cwd=tmp_path, env=environment, check=False
+        ).returncode
+    assert ended == {"set_up-sh": 0, "set_up-python": 0, "set_up-bash": 1}, "bash -e stops where it fails"
+    made = {file.name: file.read_text() for file in tmp_path.glob("*.txt")}
+    assert made == {"sh.txt": "/bin/sh\n", "python.txt": "made", "bash.txt": "2\n"}
+    assert list(scratch.iterdir()) == []
 
 
 @needs_packages

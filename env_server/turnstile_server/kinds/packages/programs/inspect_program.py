@@ -12,6 +12,7 @@ import base64
 import json
 import math
 import os
+import shlex
 import sys
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -159,14 +160,20 @@ def files_of(sample: Sample) -> dict[str, str]:
 
 
 def setup_of(sample: Sample) -> str | None:
-    """The text of its set-up script. Raises ValueError."""
+    """Its set-up script as a command of ``sh``, which runs it as Inspect does: by the program that its first line
+    names. Raises ValueError."""
     if sample.setup is None:
         return None
     script = _text("set-up script", sample.setup)
-    first = script.lstrip().partition("\n")[0]
-    if first.startswith("#!") and not first.split("/")[-1].split()[-1].endswith("sh"):
-        raise ValueError(f"its set-up script is for {first[2:].strip()}, and set-up here is for a shell")
-    return script
+    first = script.partition("\n")[0]
+    if not first.startswith("#!"):
+        return script
+    # As Linux reads the line: a program, and all that follows as one argument.
+    program = shlex.join(first[2:].strip().split(maxsplit=1))
+    if not program:
+        raise ValueError("the first line of its set-up script names no program")
+    run = f'{program} "$file"; status=$?; rm -f "$file"; exit $status'
+    return f'file=$(mktemp) && printf %s {shlex.quote(script)} > "$file" || exit; {run}'
 
 
 def _text(what: str, contents: str) -> str:
