@@ -142,6 +142,12 @@ def test_what_the_operator_sets_is_the_ceiling(name: str) -> None:
         sandbox_spec(WISH, SandboxSettings(**{name: low}))
 
 
+def test_a_large_ceiling_is_told_in_full() -> None:
+    wish = WISH.model_copy(update={"sandbox": SandboxWish(memory_mb=3_000_000)})
+    with pytest.raises(Unprocessable, match=r"is 3000000, above this server's ceiling of 2097152 "):
+        sandbox_spec(wish, SandboxSettings(memory_mb=1 << 21))
+
+
 def test_a_ceiling_of_the_environment_reaches_the_command(file: Path) -> None:
     file.write_text(json.dumps(scored(0, sandbox={"memory_mb": 2048})) + "\n")
     code, output = validated(str(file), TURNSTILE_SANDBOXES__MEMORY_MB="1024")

@@ -89,7 +89,8 @@ def _under_ceilings(wish: SandboxWish, settings: SandboxSettings) -> SandboxWish
         if wanted is not None and wanted > ceiling:
             whose = "" if written else ", which its machine has"
             raise Unprocessable(
-                f"sandbox.{name} is {wanted}, above this server's ceiling of {ceiling:g}{whose} (sandboxes.{name})"
+                f"sandbox.{name} is {wanted}, above this server's ceiling of {ceiling:.10g}{whose} "
+                f"(sandboxes.{name})"
             )
     return wish
 
