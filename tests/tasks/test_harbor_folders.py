@@ -314,6 +314,19 @@ def test_tasks_that_say_that_they_want_a_network_are_named(
     assert [task.metadata["harbor"]["network"] for task in tasks] == ["public", "public", "no-network"]
 
 
+@pytest.mark.parametrize(("options", "named"), [("?limit=1", "a"), ("?where=id=b", "b"), ("?where=id=c", None)])
+def test_of_the_tasks_that_want_a_network_those_that_are_chosen_are_named(
+    options: str, named: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in "ab":
+        harbor_folder(tmp_path / name, {"task.toml": CONFIG + "allow_internet = true\n"})
+    harbor_folder(tmp_path / "c")
+    with caplog.at_level(logging.WARNING):
+        assert list(load_tasks([f"{tmp_path}{options}"]).ids) == [named or "c"]
+    wanted = f"these tasks ask for a network and are played without one: {named}"
+    assert [record.getMessage() for record in caplog.records] == ([wanted] if named else [])
+
+
 def test_folders_of_folders_are_searched_and_other_formats_are_told(tmp_path: Path) -> None:
     harbor_folder(tmp_path / "set" / "b")
     harbor_folder(tmp_path / "set" / "deeper" / "a")

@@ -48,27 +48,33 @@ class HarborFolders:
         except ValueError as error:
             yield from problems_of(source, error)
             return
-        yield from options.chosen(source, self._load(options.path, source, settings))
+        wish: set[str] = set()
+        offline: list[str] = []
+        for each in options.chosen(source, self._load(options.path, source, settings, wish)):
+            if isinstance(each, FoundTask) and each.task.id in wish:
+                offline.append(each.task.id)
+            yield each
+        if offline:
+            _LOG.warning("these tasks ask for a network and are played without one: %s", ", ".join(offline))
 
-    def _load(self, path: Path, source: str, settings: TaskSettings) -> Iterator[FoundTask | TaskProblem]:
+    def _load(
+        self, path: Path, source: str, settings: TaskSettings, wish: set[str]
+    ) -> Iterator[FoundTask | TaskProblem]:
+        """``wish``: gets the names of the tasks that say that they want a network."""
         if path.name == REGISTRY:
             yield TaskProblem(source, None, None, "these tasks are elsewhere; `harbor download` fetches them")
             return
         seen: set[str] = set()
-        offline: list[str] = []
         for folder in _task_folders(path):
             seen.add(folder.name)
-            found = _read(folder, settings, offline)
+            found = _read(folder, settings, wish)
             yield from found if folder == path else alone(found)
-        if offline:
-            _LOG.warning("these tasks ask for a network and are played without one: %s", ", ".join(offline))
         yield from _other_kinds(path)
         if (path / DATASET).is_file():
             yield from _not_here(path / DATASET, seen)
 
 
-def _read(folder: Path, settings: TaskSettings, offline: list[str]) -> Iterator[FoundTask | TaskProblem]:
-    """``offline``: gets the name of a task that says that it wants a network."""
+def _read(folder: Path, settings: TaskSettings, wish: set[str]) -> Iterator[FoundTask | TaskProblem]:
     file = folder / CONFIG
     if not file.is_file():
         yield TaskProblem(str(folder / TASK_FILE), None, None, _CONVERT)
@@ -83,7 +89,7 @@ def _read(folder: Path, settings: TaskSettings, offline: list[str]) -> Iterator[
         reasons = "; ".join(str(each) for each in unsupported)
         _LOG.warning("the task %s is left out (tasks.skip_unsupported): %s", folder.name, reasons)
     if task is not None and reader.asks_for_network:
-        offline.append(task.id)
+        wish.add(task.id)
     if task is not None:
         yield FoundTask(task, str(file))
 
