@@ -95,6 +95,16 @@ async def test_an_attack_is_held_to_a_floor_above_0() -> None:
     assert found.evidence == ("a pattern as the answer earns 0.6; doing nothing earns 0.5",)
 
 
+@pytest.mark.parametrize("command", [["sh", "{tests}/check.sh"], ["sh", "{tests}/check.sh", "{answer}"]])
+def test_a_command_that_is_given_the_answer_is_attacked_by_answers(command: list[str]) -> None:
+    tests = {"runner": "command", "command": command, "files": {"inline": {"check.sh": 'test "$1" = 48'}}}
+    fields = {"id": "q", "instruction": "Six times eight?", "tests": tests, "gold": {"answer": "forty-eight"}}
+    task = Task.model_validate(fields)
+    made = subject(lambda answer: 0.0)
+    made.task = task
+    assert made.reads_answers is ("{answer}" in command)
+
+
 class NoImage(TaskImages):
     async def ensure(self, task: Task, backend: str, *, again: bool = False) -> ReadyImage | None:
         raise ImageBuildFailed("its image cannot be built")

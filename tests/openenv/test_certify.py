@@ -249,6 +249,16 @@ def test_what_gives_the_solution_away_fails(tmp_path: Path, changes: dict[str, A
 
 
 @pytest.mark.slow
+def test_an_answer_that_a_command_checks_is_attacked_and_looked_for(tmp_path: Path) -> None:
+    tests = {"runner": "command", "command": ["sh", "{tests}/check.sh", "{answer}"]}
+    tests |= {"files": {"inline": {"check.sh": 'test -n "$1"'}}}
+    task = {"id": "any", "instruction": "Say it (answer: 42).", "tests": tests, "gold": {"answer": "42"}}
+    done = certified(written(tmp_path, task), *only(CheckId.CANARIES, CheckId.LEAKAGE))
+    assert "the answer 'yes' earns 1" in failure(done, CheckId.CANARIES)
+    assert "'42' stands in the instruction" in failure(done, CheckId.LEAKAGE)
+
+
+@pytest.mark.slow
 def test_an_answer_that_stands_in_the_files_by_right_is_no_leak(tmp_path: Path) -> None:
     """A question about a file has its answer there."""
     task = {**QUESTION, "base": {"inline": {"ports.cfg": "gateway 48\ndesk 7\n", "keys.ini": "secret = 48\n"}}}

@@ -99,6 +99,11 @@ class HiddenTests(FilesOptions):
         """See ``GraderOptions``: as ``trust`` says."""
         return self.trust == "in_process"
 
+    @property
+    def reads_answer(self) -> bool:
+        """See ``GraderOptions``: a command that is given it."""
+        return ANSWER in self.command
+
     @model_validator(mode="before")
     @classmethod
     def _trusts_the_work(cls, fields: object) -> object:

@@ -70,6 +70,11 @@ class GraderOptions(TaskPart):
         """It looks at the work folder."""
         return False
 
+    @property
+    def reads_answer(self) -> bool:
+        """What the agent submits may change what it gives."""
+        return not self.runs_tests
+
     def below(self, folder: Path) -> Self:
         """The same with its files below ``folder``, that of the task file."""
         return self

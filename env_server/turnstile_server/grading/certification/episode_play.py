@@ -74,9 +74,7 @@ class CertifiedTask:
     @property
     def reads_answers(self) -> bool:
         """True if what an agent submits may change the reward."""
-        readers = [
-            not isinstance(each, GraderOptions) or not each.runs_tests for each in self.task.grading.values()
-        ]
+        readers = [not isinstance(each, GraderOptions) or each.reads_answer for each in self.task.grading.values()]
         return self.task.environment is not None or any(readers)
 
     async def solve(self, begun: BegunEpisode) -> str | None:
