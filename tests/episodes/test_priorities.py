@@ -131,8 +131,10 @@ async def test_a_waiting_grading_that_is_cancelled_makes_room_for_the_next(narro
             await narrow.status(each, "cancelled")
 
 
-@pytest.mark.parametrize(("sandboxes", "beyond"), [(16 + 3, 16), (16 + 2, 0)])
-def test_without_room_for_both_sandboxes_a_grading_keeps_its_episodes_place(sandboxes: int, beyond: int) -> None:
+@pytest.mark.parametrize(("sandboxes", "beyond"), [(16 + 6, 16), (16 + 5, 0)])
+def test_without_room_for_its_two_sandboxes_a_grading_keeps_its_episodes_place(
+    sandboxes: int, beyond: int
+) -> None:
     settings = Settings(episodes={"max_running": 16}, grading={"parallel": 3}, sandboxes={"max_open": sandboxes})
     assert beyond_places(settings) == beyond
 

@@ -24,7 +24,7 @@ class EpisodeSettings(ReplaySettings):
         16,
         ge=1,
         description="Episodes with a sandbox that are prepared or run at once; further ones are queued. As many "
-        "again may wait for their grade, where `sandboxes.max_open` has room for `grading.parallel` more.",
+        "again may wait for their grade, where `sandboxes.max_open` has room for twice `grading.parallel` more.",
     )
     max_staleness: int | None = Field(
         None,
