@@ -140,7 +140,8 @@ async def open_apps(
     parts = Parts(settings, journal, renderer, engines, keys, metrics, backends, observe, is_worker, sandboxes)
     bounds = await journal.told_at_start()
     _LOG.info("%s", bounds)
-    return replace(await assemble(parts, agent_url, control_key, stack), journal=bounds)
+    apps = await assemble(parts, agent_url, control_key, stack)
+    return replace(apps, journal=bounds, tasks_left_out=bool(backends.tasks.left_out))
 
 
 async def _model(
@@ -210,6 +211,8 @@ class Apps:
     """Kind of the sandboxes: docker, local or none."""
     journal: str = ""
     """One line about the journal's directory and what bounds it."""
+    tasks_left_out: bool = False
+    """Some tasks of its folders cannot be used."""
 
 
 async def start_sandboxes(settings: Settings, backends: Backends, stack: AsyncExitStack) -> HttpAgentEndpoint:

@@ -113,6 +113,7 @@ def _announce(settings: Settings, server: Server, tell: Callable[[dict[str, obje
         "sandboxes": server.sandboxes,
         "data_dir": str(settings.data_dir),
         "journal": server.journal,
+        "tasks_left_out": server.tasks_left_out,
     }
     tell(ready)
 
@@ -164,6 +165,8 @@ class Server:
     """Kind of the sandboxes: docker, local or none."""
     journal: str = ""
     """One line about the journal's directory and what bounds it."""
+    tasks_left_out: bool = False
+    """Some tasks of its folders cannot be used."""
 
 
 @asynccontextmanager
@@ -181,6 +184,7 @@ async def running(settings: Settings, inherited: Inherited | None = None) -> Asy
                 agent_url=settings.gate.public_url or loopback_url(listeners.agent_url),
                 sandboxes=apps.sandboxes,
                 journal=apps.journal,
+                tasks_left_out=apps.tasks_left_out,
             )
         finally:
             apps.closing.set()

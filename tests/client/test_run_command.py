@@ -322,6 +322,20 @@ def test_a_private_server_is_started_for_the_run_and_gone_after_it(
     assert descendants(os.getpid()) & running() <= before
 
 
+@pytest.mark.slow
+def test_a_run_without_tasks_that_cannot_be_used_says_so(
+    tiny_model: Path, task_file: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "tasks"
+    folder.mkdir()
+    task_file.rename(folder / "good.jsonl")
+    (folder / "bad.jsonl").write_text('{"id": "bad"}\n')
+    done = turnstile("run", *PRIVATE, "--model", tiny_model, "--tasks", folder, "--no-out")
+    assert done.returncode == DONE, done.stderr
+    assert "1 graded of 1 rollouts" in done.stdout
+    assert "turnstile: some tasks are left out, because they cannot be used" in done.stderr
+
+
 @pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.thorough), signal.SIGKILL])

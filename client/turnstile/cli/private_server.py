@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import anyio
 from anyio.abc import Process
@@ -41,6 +42,8 @@ class PrivateServerError(Exception):
 class PrivateServer:
     url: str
     key: str
+    tasks_left_out: bool
+    """Some tasks of its folders cannot be used."""
 
 
 @asynccontextmanager
@@ -62,14 +65,15 @@ async def private_server(
             start_new_session=True,  # Ctrl-C in the terminal is for this process alone
         )
     try:
-        yield PrivateServer(await _ready(process, log), key)
+        ready = await _ready(process, log)
+        yield PrivateServer(ready["control_url"], key, ready["tasks_left_out"])
     finally:
         with anyio.CancelScope(shield=True):
             await _stop(process)
 
 
-async def _ready(process: Process, log: Path) -> str:
-    """The URL of the control API, from the line that the server prints when both listeners are open."""
+async def _ready(process: Process, log: Path) -> dict[str, Any]:
+    """The line that the server prints when both listeners are open."""
     assert process.stdout is not None
     try:
         with anyio.fail_after(START_S):
@@ -80,8 +84,8 @@ async def _ready(process: Process, log: Path) -> str:
     except (anyio.EndOfStream, anyio.IncompleteRead):
         code = await process.wait()
         raise PrivateServerError(f"the private server did not start: {_last_words(log)}", code) from None
-    url: str = json.loads(line)["control_url"]
-    return url
+    ready: dict[str, Any] = json.loads(line)
+    return ready
 
 
 async def _stop(process: Process) -> None:

@@ -43,6 +43,10 @@ ALL = "all"
 SAMPLE_FORMATS = [name for name, each in installed_formats().items() if each.source == "samples"]
 INTERRUPTED = 130
 """As a shell says of a command that Ctrl-C ended."""
+_LEFT_OUT = (
+    "some tasks are left out, because they cannot be used: `turnstile tasks list` of the same files and folders "
+    "says which, and why"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,6 +299,8 @@ async def opened(place: RunPlace, out: Path | None) -> AsyncIterator[AsyncClient
             private_server(place.flags, data_dir, log, place.environment) as server,
             AsyncClient(server.url, key=server.key) as client,
         ):
+            if server.tasks_left_out:
+                echo(f"turnstile: {_LEFT_OUT}", err=True)
             yield client
 
 

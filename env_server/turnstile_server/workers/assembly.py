@@ -68,6 +68,8 @@ class Front:
     agent_url: str
     sandboxes: str
     journal: str
+    tasks_left_out: bool
+    """Some tasks of its folders cannot be used."""
     told: list[dict[str, Any]]
     """For each worker: number, process, agent listener."""
 
@@ -117,7 +119,9 @@ async def open_front(
     stack.push_async_callback(_stop_all, children)
     first, told = children[0].ready, [places.told(child) for child in children if not child.is_archive]
     agent_url = own.gate.public_url or loopback_url(places.agent_urls[0])
-    return Front(joined, agent_url, str(first["sandboxes"]), str(first["journal"]), told)
+    return Front(
+        joined, agent_url, str(first["sandboxes"]), str(first["journal"]), bool(first["tasks_left_out"]), told
+    )
 
 
 async def join_workers(

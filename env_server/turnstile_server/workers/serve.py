@@ -114,6 +114,7 @@ async def fronting(settings: Settings) -> AsyncIterator[dict[str, Any]]:
                             "sandboxes": front.sandboxes,
                             "data_dir": str(settings.data_dir),
                             "journal": front.journal,
+                            "tasks_left_out": front.tasks_left_out,
                             "workers": front.told,
                         }
                     finally:
