@@ -176,6 +176,11 @@ def linked_file():
 
 
 @task
+def binary_file():
+    return plain(dataset=one(files={"x": "blob"}), sandbox="local")
+
+
+@task
 def composed():
     return plain(sandbox=("docker", "compose.yaml"))
 

@@ -61,6 +61,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "with_env.py").write_text(TASKSET_WITH_ENV)
     (folder / "tests_of_mine.py").write_text(INSPECT_TASKS)
     (folder / "chains.py").write_text(INSPECT_CHAINS)
+    (folder / "blob").write_bytes(b"\xff\x00")
     (folder / "prompt.txt").write_text("{prompt} In {n} words, {tone}.")
     return folder
 
@@ -248,6 +249,7 @@ def test_an_inspect_task_of_which_a_part_would_be_dropped_is_refused_by_name(sou
         "other_box": "sample a: its file 'victim:/x' is for another sandbox",
         "nobodys_setup": "sample a: the first line of its set-up script names no program",
         "linked_file": "sample a: its file 'x' is a https URL",
+        "binary_file": "sample a: its file 'x' is no text in UTF-8 (blob)",
     }
     said = problems_of(file, list(wanted))  # in one process, whose start takes seconds
     assert {name: said[name] for name, text in wanted.items() if text not in said[name]} == {}

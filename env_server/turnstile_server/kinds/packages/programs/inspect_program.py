@@ -184,8 +184,11 @@ def _text(what: str, contents: str) -> str:
         if os.path.isdir(contents):
             raise ValueError(f"its {what} is a folder ({contents}): name its files")
         if os.path.isfile(contents):
-            with open(contents, encoding="utf-8") as file:
-                return file.read()
+            try:
+                with open(contents, encoding="utf-8") as file:
+                    return file.read()
+            except UnicodeDecodeError:
+                raise ValueError(f"its {what} is no text in UTF-8 ({contents})") from None
     return contents
 
 
