@@ -245,8 +245,14 @@ def test_a_goodbye_that_came_after_the_end_is_no_refusal() -> None:
 
 
 @pytest.mark.anyio
-async def test_what_cannot_be_played_is_refused_by_name(tiny_model: Path) -> None:
+async def test_what_cannot_be_played_is_refused_by_name(tiny_model: Path, tmp_path: Path) -> None:
     wanted = settings(tiny_model)
+    tests = {"runner": "command", "command": ["sh", "{tests}/c.sh", "{answer}"], "files": {"inline": {"c.sh": ""}}}
+    checked = {"id": "checked", "instruction": "x", "tests": tests, "gold": {"answer": "2"}}
+    (tmp_path / "tasks.jsonl").write_text(json.dumps(checked) + "\n")
+    asked = settings(tiny_model, tasks={"sources": [str(tmp_path)]})
+    with pytest.raises(TaskFailed, match="checked wants an answer"):
+        await check_agent(asked, "plain-loop", task_id="checked", wall_s=60)
     with pytest.raises(Unprocessable, match="'nobody' is not known"):
         await check_agent(wanted, "nobody", wall_s=60)
     with pytest.raises(NotFound, match="no-such-task"):

@@ -194,7 +194,7 @@ def solution_commands(task: Task, settings: TaskSettings) -> list[str]:
 
     Raises TaskFailed if there is none, or if it is an answer, which no shell can give.
     """
-    if task.answer is not None:
+    if task.answer is not None or (task.gold is not None and task.gold.answer is not None):
         raise TaskFailed(f"the task {task.id} wants an answer through the tool `submit`; a shell cannot give it")
     commands = [
         command for path, data in solution_files(task, settings).items() for command in write_commands(path, data)
