@@ -6,6 +6,7 @@ import json
 import math
 import os
 import random
+import signal
 import sys
 from collections.abc import Sequence
 from itertools import combinations
@@ -15,10 +16,12 @@ import anyio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from stub_server import INFRASTRUCTURE, Play, StubServer, running_stub
+from stub_server import FOR_EVER, INFRASTRUCTURE, Play, StubServer, running_stub
 from test_cli import DONE, FAILED, UNREACHABLE, USAGE, Done, one_sentence, turnstile
+from test_run_command import INTERRUPTED, start
 
 from hosted_model import KEY, MODEL, HostedModel, Reply, serving
+from turnstile.cli.evaluate import contender_of
 from turnstile.evaluation import (
     Played,
     evaluate,
@@ -30,6 +33,7 @@ from turnstile.evaluation import (
 )
 from turnstile.models import EpisodeStatus, TaskInfo
 from turnstile.models.stats import chance_at_k
+from waiting import wait_until_sync
 
 # Figures
 
@@ -219,6 +223,50 @@ def test_a_file_that_is_no_run_is_told_by_its_line(tmp_path: Path) -> None:
 
 def test_a_server_that_cannot_be_reached_is_exit_3() -> None:
     assert turnstile("eval", "--on", "http://127.0.0.1:9").returncode == UNREACHABLE
+
+
+def test_what_was_played_before_a_server_failed_is_reported() -> None:
+    with running_stub() as stub:
+        stub.tasks = (TaskInfo(id="task-0", instruction="do it"),)
+        done = on_stub(stub, "--on", "gone=http://127.0.0.1:9")
+    assert done.returncode == UNREACHABLE
+    assert "http://127.0.0.1:9 could not be asked" in done.stderr
+    assert " 1/1 " in done.stdout
+    assert "gone" not in done.stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_cancels_what_runs_and_reports_what_is_done(tmp_path: Path, number: signal.Signals) -> None:
+    with running_stub() as stub:
+        stub.tasks = tuple(TaskInfo(id=f"task-{number}", instruction="do it") for number in range(2))
+        stub.play = lambda request: Play(0.0 if request.task.id == "task-0" else FOR_EVER)
+        process = start("eval", "--on", f"ours={stub.url}", "--on", "http://127.0.0.1:9", "--out", str(tmp_path))
+        wait_until_sync(lambda: len(stub.open) == 1 and (tmp_path / "ours" / "episodes.jsonl").exists())
+        process.send_signal(number)
+        stdout, stderr = process.communicate(timeout=60)
+        assert (process.returncode, stub.open) == (INTERRUPTED, []), stderr
+    assert " 1/1 " in stdout
+    assert "ours: interrupted" in stderr
+
+
+def test_runs_that_are_there_are_read_before_anything_is_played(tmp_path: Path) -> None:
+    folder = stored(tmp_path / "run", a=[1.0])
+    with running_stub() as stub:
+        stub.tasks = (TaskInfo(id="task-0", instruction="do it"),)
+        for written in (b"", b"\xff\n", b'{"task": {"id": "a"}, "reward": "1", "error": null}\n'):
+            (folder / "episodes.jsonl").write_bytes(written)
+            assert "episodes.jsonl" in one_sentence(on_stub(stub, "--on", folder), USAGE)
+        assert stub.created == []
+
+
+def test_a_folder_is_called_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "policy").mkdir()
+    monkeypatch.chdir(tmp_path / "policy")
+    assert [contender_of(word, (), None).name for word in (".", "../policy/", "tiny")] == [
+        "policy",
+        "policy",
+        "tiny",
+    ]
 
 
 @pytest.mark.slow

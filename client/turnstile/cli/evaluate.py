@@ -7,19 +7,32 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import anyio
 import typer
+from pydantic import FiniteFloat, TypeAdapter, ValidationError
 
 from turnstile.cli.connection import JsonOption, KeyOption
 from turnstile.cli.output import FAILED, UNREACHABLE, USAGE, Column, echo, echo_json, fail, reported, show_table
 from turnstile.cli.private_server import PrivateServerError
-from turnstile.cli.run import ALL, RunPlace, chosen_tasks, opened, private_flags, recorded_of
+from turnstile.cli.run import (
+    ALL,
+    INTERRUPTED,
+    WAS_INTERRUPTED,
+    RunPlace,
+    chosen_tasks,
+    opened,
+    private_flags,
+    recorded_of,
+    until_signal,
+)
 from turnstile.cli.run_report import EPISODES_FILE, Bar, RolloutFiles, failures
 from turnstile.evaluation import Estimate, Evaluation, ModelScore, Played, evaluate, powers, unlike
 from turnstile.models import Limits, TaskRef, new_id
+from turnstile.models.faults import fault_text
 from turnstile.models.summary import task_name
 from turnstile.rollout import Rollout, RolloutArguments
 from turnstile.task_stream import SelectionArguments
@@ -28,6 +41,7 @@ _NAMED = re.compile(r"(?P<name>[A-Za-z0-9_.-]+)=(?P<where>.+)", re.DOTALL)
 _UPSTREAM = re.compile(r"upstream:(?P<model>[^@]+)@(?P<url>https?://[^#]+)(?:#(?P<variable>\w+))?")
 _API_KEY = "TURNSTILE_ENGINE__API_KEY"
 _SHOWN_TASKS = 5
+_REWARD = TypeAdapter[float | None](FiniteFloat | None, config={"strict": True})
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +129,7 @@ def evaluate_models(
     intervals of 95 %, and the difference of each to the first.
 
     A rollout without a reward (the infrastructure failed, or the task) is counted and is in no figure. Exit 1 if
-    there is one.
+    there is one. What was played until an error, or until Ctrl-C (130), is reported all the same.
     """
     flags = private_flags(
         {"--sandbox": sandbox, "--sandbox-image": sandbox_image, "--config": config}, agent_specs or ()
@@ -132,12 +146,19 @@ def evaluate_models(
     options["limits"] = Limits(max_turns=max_turns, max_completion_tokens=max_completion_tokens)
     chosen = SelectionArguments(where=where or (), shuffle=shuffle)
     asked = _Asked(tuple(sources), ids, chosen, limit, agent, options)
-    ready = [(each, _files(each, out)) for each in contenders]
-    played, ungraded = [], list[Rollout]()
-    for each, files in ready:
-        found, rollouts = _played(each, asked, files, None if out is None else out / each.name)
-        played.append(found)
-        ungraded += [rollout for rollout in rollouts if rollout.reward is None]
+    played = [Played(each.name) if each.stored is None else _stored(each.name, each.stored) for each in contenders]
+    files = [_files(each, out) for each in contenders]
+    ungraded: list[Rollout] = []
+    stopped: typer.Exit | None = None
+    try:
+        for each, found, kept in zip(contenders, played, files, strict=True):
+            if each.place is not None:
+                _play(each.place, asked, kept, found, ungraded)
+    except typer.Exit as error:
+        stopped = error  # after the report of what was played until then
+    played = [each for each in played if each.rewards or each.ungraded]
+    if stopped is not None and not played:
+        raise stopped
     report = evaluate(played, k or powers(n), solved_at)
     if as_json:
         echo_json(report.model_dump_json())
@@ -145,6 +166,8 @@ def evaluate_models(
         show(report)
     for line in (*_unlike(played), *failures(ungraded)):
         echo(f"turnstile: {line}", err=True)
+    if stopped is not None:
+        raise stopped
     if any(each.ungraded for each in played):
         raise typer.Exit(FAILED)
 
@@ -166,7 +189,7 @@ def contender_of(word: str, flags: Sequence[str], key: str | None) -> Contender:
     folder = Path(where)
     if (folder / EPISODES_FILE).is_file():
         return Contender(name or _short(folder.resolve().name), stored=folder / EPISODES_FILE)
-    return Contender(name or _short(folder.name), RunPlace((), None, ("--model", where, *flags)))
+    return Contender(name or _short(folder.resolve().name), RunPlace((), None, ("--model", where, *flags)))
 
 
 def _key_of(hosted: re.Match[str], word: str) -> dict[str, str]:
@@ -193,36 +216,36 @@ def _files(contender: Contender, out: Path | None) -> RolloutFiles | None:
     return files
 
 
-def _played(
-    contender: Contender, asked: _Asked, files: RolloutFiles | None, out: Path | None
-) -> tuple[Played, list[Rollout]]:
-    """Ends the command where its server cannot be started or reached."""
-    if contender.place is None:
-        assert contender.stored is not None
-        return _stored(contender.name, contender.stored), []
-    flags = list(contender.place.flags)
-    if not contender.place.urls:
+def _play(
+    place: RunPlace, asked: _Asked, files: RolloutFiles | None, played: Played, ungraded: list[Rollout]
+) -> None:
+    """Fills ``played`` and ``ungraded`` as rollouts end. Ends the command where the server cannot be started or
+    reached, and at SIGINT and SIGTERM."""
+    flags = list(place.flags)
+    if not place.urls:
         flags += [part for source in asked.sources for part in ("--tasks", source)]
-    place = replace(contender.place, flags=tuple(flags))
+    work = partial(_work, replace(place, flags=tuple(flags)), asked, files, played, ungraded)
     try:
         with reported():
-            return anyio.run(_play, contender.name, place, asked, files, out)
+            if anyio.run(until_signal, work):
+                return
     except PrivateServerError as error:
-        fail(f"{contender.name}: {error}", USAGE if error.code == USAGE else UNREACHABLE)
+        fail(f"{played.name}: {error}", USAGE if error.code == USAGE else UNREACHABLE)
+    except KeyboardInterrupt:
+        pass
+    fail(f"{played.name}: {WAS_INTERRUPTED}", INTERRUPTED)
 
 
-async def _play(
-    name: str, place: RunPlace, asked: _Asked, files: RolloutFiles | None, out: Path | None
-) -> tuple[Played, list[Rollout]]:
-    done: list[Rollout] = []
-    async with opened(place, out) as client:
-        played = Played(name)
+async def _work(
+    place: RunPlace, asked: _Asked, files: RolloutFiles | None, played: Played, ungraded: list[Rollout]
+) -> None:
+    async with opened(place, None if files is None else files.folder) as client:
         tasks = [TaskRef(id=task_id) for task_id in asked.task_ids]
         if not tasks:
             tasks = [TaskRef(id=task.id) async for task in client.tasks(**asked.chosen)][: asked.limit]
         if not tasks:
-            fail(f"{name}: the server has no tasks of this selection", FAILED)
-        bar = Bar(len(tasks) * asked.options["n"], name)
+            fail(f"{played.name}: the server has no tasks of this selection", FAILED)
+        bar = Bar(len(tasks) * asked.options["n"], played.name)
         options = RolloutArguments(**asked.options, run_id=new_id("run"), on_progress=bar.update)
         with bar.shown():
             async for rollout in client.rollouts(tasks, agent=asked.agent, **options):
@@ -230,21 +253,26 @@ async def _play(
                     files.add(rollout, await recorded_of(client, rollout))
                 fault = None if rollout.fault is None else rollout.fault.value
                 played.add(task_name(rollout.task), rollout.reward, fault)
-                done.append(rollout)
-    return played, done
+                if rollout.reward is None:
+                    ungraded.append(rollout)
 
 
 def _stored(name: str, lines: Path) -> Played:
     """The rollouts of an earlier ``turnstile run --out`` or ``turnstile eval --out``."""
     played = Played(name)
-    for number, line in enumerate(lines.read_text(encoding="utf-8").splitlines(), 1):
+    with reported():
+        written = lines.read_bytes().splitlines()
+    for number, line in enumerate(written, 1):
         try:
             found = json.loads(line)
-            task, reward = TaskRef.model_validate(found["task"]), found["reward"]
+            task, reward = TaskRef.model_validate(found["task"]), _REWARD.validate_python(found["reward"])
             fault = (found["error"] or {}).get("fault")
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            fail(f"{lines}, line {number}: no rollout of `turnstile run --out`: {error}", USAGE)
+            why = fault_text(error.errors()[0]) if isinstance(error, ValidationError) else error
+            fail(f"{lines}, line {number}: no rollout of `turnstile run --out`: {why}", USAGE)
         played.add(task_name(task), reward, fault)
+    if not written:
+        fail(f"{lines} has no rollout", USAGE)
     return played
 
 

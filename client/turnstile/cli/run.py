@@ -8,9 +8,10 @@ import shlex
 import shutil
 import signal
 import tempfile
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -42,6 +43,7 @@ from turnstile.task_stream import SelectionArguments
 ALL = "all"
 SAMPLE_FORMATS = [name for name, each in installed_formats().items() if each.source == "samples"]
 INTERRUPTED = 130
+WAS_INTERRUPTED = "interrupted; the episodes that ran were cancelled"
 """As a shell says of a command that Ctrl-C ended."""
 _LEFT_OUT = (
     "some tasks are left out, because they cannot be used: `turnstile tasks list` of the same files and folders "
@@ -208,7 +210,7 @@ def run(
     interrupted = False
     try:
         with reported():
-            interrupted = not anyio.run(_run, place, asked, files, done)
+            interrupted = not anyio.run(until_signal, partial(_work, place, asked, files, done))
     except PrivateServerError as error:
         fail(str(error), USAGE if error.code == USAGE else UNREACHABLE)
     except KeyboardInterrupt:
@@ -220,14 +222,14 @@ def run(
         elif files is not None and out is None:
             shutil.rmtree(files.folder, ignore_errors=True)  # nothing ended that could be kept
     if interrupted:
-        echo("turnstile: interrupted; the episodes that ran were cancelled", err=True)
-        raise typer.Exit(INTERRUPTED)
+        fail(WAS_INTERRUPTED, INTERRUPTED)
     if not_the_agents(done):
         raise typer.Exit(FAILED)
 
 
-async def _run(place: RunPlace, asked: RunRequest, files: RolloutFiles | None, done: list[Rollout]) -> bool:
-    """Fills ``done``. False when SIGINT or SIGTERM ended the run."""
+async def until_signal(work: Callable[[], Awaitable[None]]) -> bool:
+    """Runs ``work``. False when SIGINT or SIGTERM ended it: it was cancelled, and let go of what it held. Raises
+    what it raises."""
     interrupted = False
     failure: Exception | None = None
     async with anyio.create_task_group() as group:
@@ -241,7 +243,7 @@ async def _run(place: RunPlace, asked: RunRequest, files: RolloutFiles | None, d
 
         group.start_soon(stop_at_signal)
         try:
-            await _work(place, asked, files, done)
+            await work()
         except Exception as error:  # noqa: BLE001 - raised below as it is: the task group would wrap it
             failure = error
         group.cancel_scope.cancel()
@@ -251,6 +253,7 @@ async def _run(place: RunPlace, asked: RunRequest, files: RolloutFiles | None, d
 
 
 async def _work(place: RunPlace, asked: RunRequest, files: RolloutFiles | None, done: list[Rollout]) -> None:
+    """Fills ``done``."""
     async with opened(place, None if files is None else files.folder) as client:
         tasks = [TaskRef(id=task_id) for task_id in asked.task_ids]
         if not tasks:
