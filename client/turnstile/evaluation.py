@@ -150,8 +150,9 @@ def mean_estimate(of_tasks: Sequence[float]) -> Estimate:
 
 def share_estimate(of_tasks: Sequence[float], rollouts: int) -> Estimate:
     """The mean of a chance for each task, with Wilson's interval at the number of independent rollouts that would
-    vary as much (Korn and Graubard 1998, Survey Methodology 24): at least the tasks, at most ``rollouts``. So it
-    stays within 0 and 1, and all right is not certain."""
+    vary as much (Korn and Graubard 1998, Survey Methodology 24): fewer for few tasks, which do not say well how
+    much they vary; at least the tasks, at most ``rollouts``. So it stays within 0 and 1, and all right is not
+    certain."""
     tasks = len(of_tasks)
     if tasks == 1:
         return Estimate(value=of_tasks[0], low=None, high=None, tasks=1)
@@ -159,7 +160,8 @@ def share_estimate(of_tasks: Sequence[float], rollouts: int) -> Estimate:
     variance = deviation**2 / tasks
     worth = float(tasks)
     if variance > 0:
-        worth = min(max(share * (1 - share) / variance, float(tasks)), float(rollouts))
+        alike = share * (1 - share) / variance * (_Z / student(tasks - 1)) ** 2
+        worth = min(max(alike, float(tasks)), float(rollouts))
     middle = (share + _Z**2 / (2 * worth)) / (1 + _Z**2 / worth)
     half = _Z / (1 + _Z**2 / worth) * math.sqrt(share * (1 - share) / worth + _Z**2 / (4 * worth**2))
     return Estimate(value=share, low=max(0.0, middle - half), high=min(1.0, middle + half), tasks=tasks)

@@ -114,21 +114,25 @@ def test_an_interval_of_a_share_holds_it_and_stays_a_share(shares: list[float], 
     assert found.high - found.low > 0.01
 
 
-@pytest.mark.parametrize("tasks", [12, 40])
-@pytest.mark.parametrize("n", [1, 4])
-def test_intervals_hold_the_truth_about_as_often_as_they_say(tasks: int, n: int) -> None:
-    """By simulation: tasks of unlike difficulty, 95 % intervals of pass@1 and of the mean."""
+@pytest.mark.parametrize(
+    ("tasks", "n", "k"),
+    [(5, 4, 1), (5, 16, 1), (12, 1, 1), (12, 4, 1), (12, 16, 4), (40, 1, 1), (40, 4, 1), (40, 16, 4)],
+)
+def test_intervals_hold_the_truth_about_as_often_as_they_say(tasks: int, n: int, k: int) -> None:
+    """By simulation: tasks of unlike difficulty, 95 % intervals of pass@k and of the mean."""
     draw = random.Random(5)
+    right, wrong = 0.8, 1.2
+    truth = 1.0 - math.prod((wrong + tries) / (right + wrong + tries) for tries in range(k))
     held = means = 0
     for _ in range(400):
-        chances = [draw.betavariate(0.8, 1.2) for _ in range(tasks)]
-        of_tasks = [sum(draw.random() < each for _ in range(n)) / n for each in chances]
-        share, mean = share_estimate(of_tasks, n * tasks), mean_estimate(of_tasks)
-        truth = 0.8 / 2.0
+        chances = [draw.betavariate(right, wrong) for _ in range(tasks)]
+        solved = [sum(draw.random() < each for _ in range(n)) for each in chances]
+        of_tasks = [chance_at_k(n, each, k) for each in solved]
+        share, mean = share_estimate(of_tasks, n * tasks), mean_estimate([each / n for each in solved])
         assert share.low is not None
         assert share.high is not None
         held += share.low <= truth <= share.high
-        means += mean.low is not None and mean.high is not None and mean.low <= truth <= mean.high
+        means += mean.low is not None and mean.high is not None and mean.low <= right / 2.0 <= mean.high
     assert 0.92 <= held / 400 <= 0.99
     assert 0.91 <= means / 400 <= 0.985
 
