@@ -240,6 +240,19 @@ def test_a_run_without_rewards_and_tokens_is_a_page_too() -> None:
     assert found.of("svg") == []
 
 
+def test_what_changes_from_step_to_step_is_drawn() -> None:
+    steps = [
+        row(train_step=step, reward=0.5, used=True, lag=1.0, oldest=2, sampled_tokens=4, trained_tokens=step)
+        for step in range(1, 4)
+    ]
+    drawn = [text for element, text in check_harmless(page(report_on(*steps))).texts if element == "figcaption"]
+    assert [title for title in drawn if "train step" in title] == [
+        "Mean reward by train step, ± its standard error",
+        "Trained share by train step",
+        "Lag by train step, in weight versions",
+    ]
+
+
 # The command
 
 

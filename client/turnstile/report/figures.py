@@ -100,6 +100,8 @@ def curves(title: str, by: str, rows: Sequence[StatsRow]) -> list[Markup]:
     means = points(lambda row: row.reward_mean, True)
     return [
         curve(f"Mean reward by {title}, ± its standard error", head, means, number),
+        curve(f"Trained share by {title}", head, points(_trained_share), share, share=True),
+        curve(f"Lag by {title}, in weight versions", head, points(lambda row: row.lag_mean), number),
     ]
 
 
