@@ -1,7 +1,7 @@
 """A hosted model for tests: Chat Completions or Messages over real HTTP, with scripted replies and faults.
 
-The frames are those of the formats' own libraries (``openai.types``, ``anthropic.types``); what a real server
-sends instead is played in ``tests/engines/test_vllm_upstream.py``.
+The frames are those of the formats' own libraries (``openai.types``, ``anthropic.types``); what real servers
+send is played in ``tests/engines/test_upstream_servers.py``.
 """
 
 from __future__ import annotations

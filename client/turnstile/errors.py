@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
+NOT_TRAINABLE = "not_trainable"
+"""``type`` of the Conflict for samples, tree or audit of an episode without tokens: a hosted model played it."""
+
 
 class TurnstileError(Exception):
     """Base class. ``message`` is one sentence for a person.

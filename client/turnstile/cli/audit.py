@@ -13,6 +13,7 @@ import typer
 
 from turnstile.cli.connection import DataDirOption, JsonOption, KeyOption, UrlOption, connect
 from turnstile.cli.output import FAILED, USAGE, Column, echo, echo_json, fail, reported, show_table, show_text
+from turnstile.errors import NOT_TRAINABLE, Conflict
 from turnstile.models import AuditReport, TurnAudit
 
 
@@ -34,28 +35,37 @@ def audit(
     """Re-score recorded tokens on the engine and check every invariant. Exit 1 if an episode does not pass.
 
     An episode of which nothing can be re-scored (other weights are served now, …) passes on its records alone.
+    Those of hosted models have no tokens: --all leaves them out and counts them.
     """
     if bool(episode_ids) == every:
         fail("name episodes or give --all, one of the two", USAGE)
     with reported(), connect(url, key, data_dir) as client:
         wanted = list(episode_ids or (episode.episode_id for episode in client.episodes()))
-        reports = []
+        reports: list[AuditReport] = []
+        hosted = 0
         for episode_id in wanted:
-            reports.append(client.audit(episode_id))
+            try:
+                reports.append(client.audit(episode_id))
+            except Conflict as error:
+                if error.type != NOT_TRAINABLE or not every:
+                    raise
+                hosted += 1
+                continue
             if as_json:
                 echo_json(reports[-1].model_dump_json())
     if as_json:
-        echo(headline(reports), err=True)
+        echo(headline(reports, hosted), err=True)
     else:
         _show(reports)
-        show_text(headline(reports))
-    unscored = any(_on_records_alone(report) for report in reports)
+        show_text(headline(reports, hosted))
+    unscored = hosted > 0 or any(_on_records_alone(report) for report in reports)
     if not all(report.passed for report in reports) or (require_rescored and unscored):
         raise typer.Exit(FAILED)
 
 
-def headline(reports: Sequence[AuditReport]) -> str:
-    """How many episodes passed, and how many of them the engine re-scored: the two are said together."""
+def headline(reports: Sequence[AuditReport], hosted: int) -> str:
+    """How many episodes passed, and how many of them the engine re-scored: the two are said together. ``hosted``:
+    episodes beside them that have no tokens."""
     distances = [report.max_abs_delta for report in reports if report.max_abs_delta is not None]
     turns = [turn for report in reports for turn in report.turns]
     unscored = sum(_on_records_alone(report) for report in reports)
@@ -65,6 +75,7 @@ def headline(reports: Sequence[AuditReport]) -> str:
         f"{len(distances)} re-scored",
         f"{unscored} could not be re-scored: their records alone were checked" if unscored else "",
         f"{empty} without a turn" if empty else "",
+        f"{hosted} of hosted models left out: they have no tokens" if hosted else "",
         f"{sum(map(_compared, turns))} of {sum(turn.tokens for turn in turns)} tokens re-scored",
         f"max |Δlogprob| = {_distance(max(distances, default=None))}",
     ]

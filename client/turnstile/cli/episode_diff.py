@@ -136,7 +136,7 @@ def _compared(first: Episode, second: Episode) -> Iterator[tuple[str, ...]]:
     yield "roots", *(str(each.stats.roots) for each in pair)
     yield "branches", *(str(each.stats.branches) for each in pair)
     yield "sampled tokens", *(str(each.stats.sampled_tokens) for each in pair)
-    yield "trained", *(f"{each.stats.trained_share:.0%}" for each in pair)
+    yield "trained", *(f"{each.stats.trained_share:.0%}" if each.stats.sampled_tokens else "-" for each in pair)
     yield "breaks", *(_counts(each.stats.breaks) for each in pair)
     yield "seconds", *("-" if each.timings.ended_s is None else f"{each.timings.ended_s:.1f}" for each in pair)
 

@@ -44,10 +44,11 @@ def show_tree(
                 echo_json(json.dumps(tree.facts(turn)))
             return
         stats = episode.stats
+        trained = f"{stats.trained_share:.0%}" if stats.sampled_tokens else "none"
         show_text(why_shown(episode))
         echo(
             f"{len(turns)} turns, {stats.roots} roots, {stats.branches} branches; {stats.sampled_tokens} tokens "
-            f"sampled, {stats.trained_share:.0%} of them trained\n"
+            f"sampled, {trained} of them trained\n"
         )
         for first, rest, words in tree.lines():
             show_text(words, first=first, rest=rest)

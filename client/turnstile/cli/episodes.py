@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
@@ -16,6 +17,7 @@ from turnstile.cli.connection import DataDirOption, JsonOption, KeyOption, UrlOp
 from turnstile.cli.output import USAGE, Cell, Column, echo, echo_json, fail, reported, show_table
 from turnstile.cli.transcript import show_episode_facts, show_turns
 from turnstile.conditions import EpisodeConditions
+from turnstile.errors import NOT_TRAINABLE, Conflict
 from turnstile.exporters.formats import ExportFormat
 from turnstile.exporters.registry import export_format, installed_formats, writer_of
 from turnstile.exporters.sample_files import atomic_write
@@ -117,33 +119,56 @@ def export_episodes(
     if out is None and not wanted.text:
         fail(f"--format {format_} needs --out {'FOLDER' if wanted.per_episode else 'FILE'}", USAGE)
     with reported(), connect(url, key, data_dir) as client:
+        fetched = _Fetched(wanted, include_untrained, named=bool(episode_ids))
         episodes = (client.episode(each) for each in episode_ids or _ids(client, conditions))
         if wanted.per_episode:
             assert out is not None
             out.mkdir(parents=True, exist_ok=True)
             count = 0
             for episode in episodes:
-                with atomic_write(out / f"{episode.episode_id}{wanted.suffix}") as file:
-                    count += write(_data([episode], wanted, include_untrained), file)
+                for data in fetched.data([episode]):
+                    with atomic_write(out / f"{episode.episode_id}{wanted.suffix}") as file:
+                        count += write([data], file)
         else:
             with _output(out) as file:
-                count = write(_data(episodes, wanted, include_untrained), file)
+                count = write(fetched.data(episodes), file)
     echo(f"{count} {wanted.counts} exported", err=True)
+    if fetched.hosted:
+        echo(f"{fetched.hosted} episodes of hosted models left out: they have no tokens", err=True)
 
 
 def _ids(client: Client, conditions: EpisodeConditions) -> Iterator[str]:
     return (row.episode_id for row in client.summaries(**conditions))
 
 
-def _data(episodes: Iterable[EpisodeHandle], wanted: ExportFormat, include_untrained: bool) -> Iterator[Any]:
-    """The format's data of each episode, fetched when the writer asks for it."""
-    for episode in episodes:
-        if wanted.source == "journal":
-            yield episode.journal()
-        elif wanted.source == "tree":
-            yield episode.tree(include_untrained=include_untrained)
-        else:
-            yield episode.samples(include_untrained=include_untrained)
+@dataclass(slots=True)
+class _Fetched:
+    """The format's data of episodes. ``named``: one without tokens, which a hosted model played, is an error;
+    else it is left out, and counted in ``hosted``."""
+
+    wanted: ExportFormat
+    include_untrained: bool
+    named: bool
+    hosted: int = 0
+
+    def data(self, episodes: Iterable[EpisodeHandle]) -> Iterator[Any]:
+        """Fetched when the writer asks for it."""
+        for episode in episodes:
+            try:
+                found = self._of(episode)
+            except Conflict as error:
+                if error.type != NOT_TRAINABLE or self.named:
+                    raise
+                self.hosted += 1
+            else:
+                yield found
+
+    def _of(self, episode: EpisodeHandle) -> Any:
+        if self.wanted.source == "journal":
+            return episode.journal()
+        if self.wanted.source == "tree":
+            return episode.tree(include_untrained=self.include_untrained)
+        return episode.samples(include_untrained=self.include_untrained)
 
 
 @contextmanager

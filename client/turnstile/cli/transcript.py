@@ -8,7 +8,7 @@ from typing import Any
 from turnstile.cli.output import echo, show_facts, show_text
 from turnstile.models import Episode, TurnOutline, why_of
 from turnstile.models.messages import Message
-from turnstile.visible import visible
+from turnstile.visible import visible, visible_line
 
 MOST_LINES = 12
 MOST_CHARACTERS = 1200
@@ -46,12 +46,15 @@ def show_turns(turns: Sequence[TurnOutline], *, full: bool) -> None:
 
 
 def _facts_of(turn: TurnOutline) -> str:
-    facts = [
-        turn.dialect,
-        f"context {turn.context_tokens} + completion {turn.completion_tokens} tokens",
-        f"finish {turn.finish_reason}",
-        "weights " + ", ".join(dict.fromkeys(span.version for span in turn.weight_spans)),
-    ]
+    if turn.upstream is not None:
+        facts = [turn.dialect, visible_line(turn.upstream.words, 200), f"finish {turn.finish_reason}"]
+    else:
+        facts = [
+            turn.dialect,
+            f"context {turn.context_tokens} + completion {turn.completion_tokens} tokens",
+            f"finish {turn.finish_reason}",
+            "weights " + ", ".join(dict.fromkeys(span.version for span in turn.weight_spans)),
+        ]
     if turn.break_ is not None:
         at = turn.break_.at
         place = f" at message {at.message}{f', {at.path}' if at.path else ''}" if at is not None else ""

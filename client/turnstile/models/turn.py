@@ -142,6 +142,15 @@ class UpstreamUsage(Model):
     completion_tokens: int | None = None
     cached_tokens: int | None = None
 
+    @property
+    def words(self) -> str:
+        """The model, and the counts for people to read."""
+        counts = (self.prompt_tokens, self.completion_tokens)
+        if counts == (None, None):
+            return f"{self.model}, tokens not counted"
+        prompt, completion = ("?" if count is None else f"{count:,}" for count in counts)
+        return f"{self.model}, {prompt} + {completion} tokens by its server's count"
+
 
 class TurnTimings(Model):
     """Monotonic durations in seconds; ``started_at`` is Unix time."""

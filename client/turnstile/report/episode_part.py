@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from turnstile.models import Message, TurnOutline
+from turnstile.models import Episode, Message, TurnOutline
 from turnstile.report.contents import MOST_CHARACTERS, ShownEpisode, TokenPiece
 from turnstile.report.figures import facts, number, seconds, share, when
 from turnstile.report.markup import Markup, joined, tag
@@ -48,7 +48,13 @@ def episode_part(number_: int, shown: ShownEpisode) -> Markup:
                     ", ".join(f"{k} ({number(v)} tokens)" for k, v in shown.episode.stats.weight_versions.items()),
                 ),
                 ("turns", number(summary.turns)),
-                ("tokens", f"{number(summary.sampled_tokens)} sampled, {number(summary.trained_tokens)} trained"),
+                ("hosted model", _hosted(shown.episode)),
+                (
+                    "tokens",
+                    None
+                    if shown.episode.upstream is not None
+                    else f"{number(summary.sampled_tokens)} sampled, {number(summary.trained_tokens)} trained",
+                ),
                 ("not trained", _counts(summary.untrained)),
                 ("breaks", _counts(summary.breaks)),
                 ("began", when(summary.created_at)),
@@ -61,6 +67,16 @@ def episode_part(number_: int, shown: ShownEpisode) -> Markup:
         _fold("Breaks", _breaks(shown)) if shown.breaks else "",
         _fold("Tokens", _tokens(shown)) if shown.tokens else "",
         class_="episode",
+    )
+
+
+def _hosted(episode: Episode) -> str | None:
+    """The hosted model that answered, with its server's counts; None: an engine sampled."""
+    if episode.upstream is None:
+        return None
+    counts = {name.replace("_", " "): count for name, count in episode.stats.upstream.items()}
+    return (
+        f"{visible_line(episode.upstream, _LONGEST_NAME)}; by its server's count: {_counts(counts) or 'nothing'}"
     )
 
 
@@ -91,7 +107,7 @@ def _conversation(shown: ShownEpisode) -> Markup:
 def _turn(turn: TurnOutline) -> Markup:
     said = [
         f"turn {turn.seq}",
-        f"{number(turn.context_tokens)} + {number(turn.completion_tokens)} tokens",
+        _token_counts(turn),
         f"ended by {turn.finish_reason}",
     ]
     if turn.parent_id is None and turn.seq:
@@ -102,6 +118,12 @@ def _turn(turn: TurnOutline) -> Markup:
         said.append(f"mean logprob {turn.mean_logprob:.3f}")
     messages = [each for message in turn.new_messages for each in _message(message, sampled=False)]
     return tag("div", tag("h4", ", ".join(said)), messages, _message(turn.reply, sampled=True), class_="turn")
+
+
+def _token_counts(turn: TurnOutline) -> str:
+    if turn.upstream is not None:
+        return visible_line(turn.upstream.words, 200)
+    return f"{number(turn.context_tokens)} + {number(turn.completion_tokens)} tokens"
 
 
 def _message(message: Message, *, sampled: bool) -> Iterator[Markup]:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from turnstile.models import Float32Array, Int32Array, UInt8Array, WindowTurn
 from turnstile_server.capture.export import sample_id, select
 from turnstile_server.capture.node import Node, sampled_spans, trainable
+from turnstile_server.capture.statistics import UPSTREAM
 from turnstile_server.capture.tree import Turns
 
 OTHER_SAMPLE = "other_sample"
@@ -34,10 +35,10 @@ class Training:
     def of(cls, tree: Turns) -> Training:
         chosen = select(tree)
         samples = {leaf.turn_id: sample_id(leaf) for leaf in chosen.leaves}
-        return cls(
-            {turn_id: samples[leaf_id] for turn_id, leaf_id in chosen.owner.items()},
-            {entry.turn_id: entry.reason for entry in chosen.untrained if entry.turn_id not in chosen.owner},
-        )
+        # A hosted model's turns are in no list of untrained tokens: they have none.
+        reasons = {node.turn_id: UPSTREAM for node in tree if node.turn.upstream is not None}
+        reasons |= {entry.turn_id: entry.reason for entry in chosen.untrained if entry.turn_id not in chosen.owner}
+        return cls({turn_id: samples[leaf_id] for turn_id, leaf_id in chosen.owner.items()}, reasons)
 
 
 @dataclass(frozen=True, slots=True)
