@@ -68,6 +68,12 @@ async def test_what_is_shown_of_a_hosted_models_episodes(tmp_path: Path) -> None
             each async for each in client.rollouts(["do it"], agent=one_call, n=2, run_id="r", samples="if_any")
         ]
         first, second = await _ids(client, played)
+        [group] = (await client.group(played[0].group_id)).values()
+        assert [(member.summary.episode_id in (first, second), member.rows) for member in group.members] == [
+            (True, ()),
+            (True, ()),
+        ]
+        assert group.nodes == ()
 
         async def shown(*arguments: str | Path, code: int = 0) -> tuple[str, str]:
             command = [sys.executable, "-m", "turnstile", *map(str, arguments)]

@@ -21,11 +21,12 @@ from turnstile.models import (
 )
 from turnstile_server.capture.prefix_tree import prefix_tree
 from turnstile_server.control.protocol import OverviewService
-from turnstile_server.errors import NotFound
+from turnstile_server.errors import NotFound, NotTrainable
 
 
 class GroupView:
-    """``samples``: of an episode; raises NotFound. ``most``: episodes of a group that are shown, the newest."""
+    """``samples``: of an episode; raises NotFound, NotTrainable. ``most``: episodes of a group that are shown, the
+    newest."""
 
     def __init__(
         self,
@@ -44,12 +45,14 @@ class GroupView:
         ids, total = await self._overview.sorted_page(
             EpisodeFilter(group_id=group_id), "created", 0, self._most, descending=True
         )
-        found: dict[str, SampleSet] = {}
+        found: dict[str, Sequence[Sample]] = {}
         for episode_id in reversed(ids):
             try:
-                found[episode_id] = await self._samples(episode_id)
+                found[episode_id] = (await self._samples(episode_id)).samples
             except NotFound:  # deleted meanwhile
                 continue
+            except NotTrainable:  # a hosted model's: its rewards stand beside the others'
+                found[episode_id] = ()
         summaries = await self._overview.summaries(found)
         if not summaries:
             raise NotFound(f"there is no episode of a group {group_id}")
@@ -59,7 +62,7 @@ class GroupView:
 
 
 def _report(
-    group_id: str, summaries: Sequence[EpisodeSummary], samples: Mapping[str, SampleSet], further: int
+    group_id: str, summaries: Sequence[EpisodeSummary], samples: Mapping[str, Sequence[Sample]], further: int
 ) -> GroupReport:
     rewards = {row.episode_id: row.reward for row in summaries if row.reward is not None}
     scaled, centred = group_advantages(rewards), group_advantages(rewards, scale="none")
@@ -68,7 +71,7 @@ def _report(
             summary=row,
             advantage=scaled.get(row.episode_id),
             centred=centred.get(row.episode_id),
-            rows=tuple(sample.turn_spans[-1].turn_id for sample in samples[row.episode_id].samples),
+            rows=tuple(sample.turn_spans[-1].turn_id for sample in samples[row.episode_id]),
         )
         for row in summaries
     )
@@ -77,7 +80,7 @@ def _report(
         mean=moments_of(rewards.values()).mean if rewards else None,
         std=moments_of(rewards.values(), less=1).deviation if len(rewards) > 1 else None,
         members=members,
-        nodes=_nodes([samples[row.episode_id].samples for row in summaries]),
+        nodes=_nodes([samples[row.episode_id] for row in summaries]),
         further=further,
     )
 

@@ -36,10 +36,11 @@ export function EpisodeHead({ episode, tree }: { episode: Episode; tree: TurnTre
           ["Group", group_id ? <Link to={pathOf("groups", group_id)}><SafeLine text={group_id} /></Link> : null],
           ["Attempt", episode.attempt ? count(episode.attempt) : null],
           ["Forked from", forked_from ? <Origin {...forked_from} turn_id={forked_from.turn_id ?? null} /> : null],
+          ["Hosted model", episode.upstream ? <SafeLine text={episode.upstream} /> : null],
           ["Turns", count(stats?.turns)],
           ["Trained", trainedOf(episode)],
           ["Took", seconds(episode.timings.ended_s)],
-          ["Tokens", end ? <Link to={pathOf("episodes", episode_id, "tokens", end.turn_id)}>of the first path</Link> : null],
+          ["Tokens", end && !episode.upstream ? <Link to={pathOf("episodes", episode_id, "tokens", end.turn_id)}>of the first path</Link> : null],
           ["Work folder", episode.replay ? <Link to={pathOf("episodes", episode_id, "replay")}>turn by turn</Link> : null],
         ]}
       />
@@ -125,6 +126,7 @@ export function EpisodeDetails({ episode }: { episode: Episode }) {
           ["Exit code", episode.agent_exit_code ?? null],
           ["Ended by", episode.ended_by ?? null],
           ["Sampled tokens", count(stats?.sampled_tokens)],
+          ["By the hosted model's server", counts(stats?.upstream)],
           ["Not trained, tokens", counts(stats?.untrained)],
           ["Thrown away, tokens", counts(stats?.discarded)],
           ["Rendered again, tokens", count(stats?.rerendered_tokens)],
@@ -145,6 +147,7 @@ export function EpisodeDetails({ episode }: { episode: Episode }) {
 }
 
 function trainedOf(episode: Episode): string {
+  if (episode.upstream) return "nothing: a hosted model has no tokens here";
   const sampled = episode.stats?.sampled_tokens ?? 0;
   const trained = episode.stats?.trained_tokens ?? 0;
   return sampled ? `${count(trained)} of ${count(sampled)} tokens (${share(trained / sampled)})` : "–";

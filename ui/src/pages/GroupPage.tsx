@@ -72,7 +72,7 @@ function Shown({ group }: { group: Group }) {
       <section aria-labelledby="tree">
         <h2 id="tree">Tokens</h2>
         {nodes.length === 0 ? (
-          <p class="calm">No sample yet.</p>
+          <p class="calm">{running ? "No sample yet." : "There is no sample."}</p>
         ) : (
           <>
             <p class="calm">

@@ -85,6 +85,7 @@ function Tokens({ episode_id, turn_id }: { episode_id: string; turn_id: string }
       </div>
       {colour === "audit" && <Audit episode_id={episode_id} report={report} onReport={setReport} />}
       {head && <Legend colour={colour} window={head} />}
+      {head?.total === 0 && <p>The turns of this path have no tokens: a hosted model answered.</p>}
       {head && <TrainedTurns window={head} at={at} range={range} onOpen={(position) => go({ at: String(position) })} />}
       {head && (
         <div class="token-frame">

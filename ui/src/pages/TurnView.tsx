@@ -8,6 +8,7 @@ import { SafeLine, SafeText } from "../components/SafeText";
 import { Link, pathOf } from "../router";
 import { count, seconds } from "../text/format";
 import { resultsFor } from "../text/turn_tree";
+import { visibleLine } from "../text/visible";
 
 /** Characters of a user's message, above which it is folded. */
 const FOLDED = 1_500;
@@ -57,6 +58,12 @@ export class TurnView extends Component<TurnProps> {
   }
 }
 
+/** A hosted model, and its server's own counts of tokens. */
+function hostedOf({ model, prompt_tokens, completion_tokens }: NonNullable<TurnProps["turn"]["upstream"]>): string {
+  const counted = prompt_tokens != null || completion_tokens != null;
+  return `${visibleLine(model)}, ${counted ? `${count(prompt_tokens)} in, ${count(completion_tokens)} out by its server's count` : "tokens not counted"}`;
+}
+
 function TurnHead({ turn, parent, follows, chosen, branch, queryOf }: TurnProps) {
   const page = pathOf("episodes", turn.episode_id);
   const unparsed = turn.parse_status?.filter((status) => status !== "ok") ?? [];
@@ -69,9 +76,9 @@ function TurnHead({ turn, parent, follows, chosen, branch, queryOf }: TurnProps)
       </Link>
       {branch !== null && <span class="turn-branch"><SafeLine text={branch} longest={60} /></span>}
       <span class="calm">
-        {count(turn.context_tokens)} in, {count(turn.completion_tokens)} out, {turn.finish_reason}, {seconds(turn.timings.total_s)}
+        {turn.upstream ? hostedOf(turn.upstream) : `${count(turn.context_tokens)} in, ${count(turn.completion_tokens)} out`}, {turn.finish_reason}, {seconds(turn.timings.total_s)}
       </span>
-      <Link to={pathOf("episodes", turn.episode_id, "tokens", turn.turn_id)} query={at}>Tokens</Link>
+      {!turn.upstream && <Link to={pathOf("episodes", turn.episode_id, "tokens", turn.turn_id)} query={at}>Tokens</Link>}
       {!follows && (
         <span class="calm">
           {parent ? <>continues <Link to={page} query={queryOf(parent)} replace>turn {parent.seq}</Link></> : turn.parent_id ? "continues a turn of another episode" : "begins anew"}
