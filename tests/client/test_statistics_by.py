@@ -114,6 +114,9 @@ def test_pass_at_k_does_not_mix_agents_and_weights() -> None:
     }
     by_weights = [each.model_copy(update={"agent": "a", "weight_version": each.agent}) for each in rows]
     assert statistics_by(by_weights).total.pass_at_k == statistics_by(rows).total.pass_at_k
+    hosted = {"agent": "a", "weight_version": None}
+    of_hosted = [each.model_copy(update={**hosted, "upstream": each.agent}) for each in rows]
+    assert statistics_by(of_hosted).total.pass_at_k == statistics_by(rows).total.pass_at_k
 
 
 def test_the_deviation_is_the_one_of_groups_and_the_error_that_of_the_mean() -> None:

@@ -19,7 +19,7 @@ from turnstile.models.summary import EpisodeSummary, Natural, natural
 StatsKey = Literal["task", "tag", "agent", "run", "step", "version", "status", "error", "group"]
 Value: TypeAlias = "str | int | None"
 RolloutSet: TypeAlias = "tuple[str, str, str | None]"
-"""Task, agent and weight version, as summaries name them."""
+"""Task, agent and weight version (of a hosted model its name), as summaries have them."""
 K = TypeVar("K", bound=Hashable)
 
 _VALUES: Mapping[StatsKey, Callable[[EpisodeSummary], Sequence[Value]]] = {
@@ -41,8 +41,8 @@ _SECONDS: Mapping[str, Callable[[PartSeconds], float]] = {
 class PassAtK(Model):
     """The chance that at least one of ``k`` rollouts is right, as the mean over ``sets`` sets of rollouts.
 
-    A set has the rollouts of one task by one agent on one weight version: what another agent or other weights
-    solve says nothing about these.
+    A set has the rollouts of one task by one agent on one weight version, or with one hosted model: what another
+    agent or other weights solve says nothing about these.
     """
 
     k: int
@@ -185,7 +185,7 @@ def _row(key: dict[str, Value], rows: Sequence[EpisodeSummary], solved_at: float
     std = moments_of(rewards, less=1).deviation if len(rewards) > 1 else None
     of_groups = _rewards_by(rows, lambda row: row.group_id)
     groups = [found for name, found in of_groups.items() if name is not None and len(found) > 1]
-    sets = _rewards_by(rows, lambda row: (row.task, row.agent, row.weight_version))
+    sets = _rewards_by(rows, lambda row: (row.task, row.agent, row.weight_version or row.upstream))
     counts = {of: (len(found), sum(reward >= solved_at for reward in found)) for of, found in sets.items()}
     lags = [row.lag for row in rows if row.used and row.lag is not None]
     ages = [row.oldest for row in rows if row.used and row.oldest is not None]

@@ -78,6 +78,8 @@ class EpisodeSummary(Model):
     """The weights that sampled most of its tokens, of several the earliest; None: nothing was sampled."""
     weight_versions: int
     """Number of weight versions that sampled its tokens."""
+    upstream: str | None
+    """The hosted model that answered its calls; None: an engine sampled."""
     used: bool | None
     """Whether the step that took it trained it; None: no step took it so far."""
     lag: float | None
@@ -187,6 +189,7 @@ def summary_of(episode: Episode) -> EpisodeSummary:
         fault=None if error is None else error.fault,
         weight_version=max(versions, key=versions.__getitem__) if versions else None,
         weight_versions=len(versions),
+        upstream=episode.upstream,
         used=None if trained is None else trained.used,
         lag=None if trained is None else trained.lag,
         oldest=None if trained is None else trained.oldest,

@@ -1647,6 +1647,8 @@ export interface components {
             untrained: {
                 [key: string]: number;
             };
+            /** Upstream */
+            upstream: string | null;
             /** Used */
             used: boolean | null;
             /** Weight Version */
@@ -2171,8 +2173,8 @@ export interface components {
          * PassAtK
          * @description The chance that at least one of ``k`` rollouts is right, as the mean over ``sets`` sets of rollouts.
          *
-         *     A set has the rollouts of one task by one agent on one weight version: what another agent or other weights
-         *     solve says nothing about these.
+         *     A set has the rollouts of one task by one agent on one weight version, or with one hosted model: what another
+         *     agent or other weights solve says nothing about these.
          */
         PassAtK: {
             /** K */
