@@ -273,6 +273,19 @@ def test_a_folder_is_called_by_its_name(tmp_path: Path, monkeypatch: pytest.Monk
     ]
 
 
+def test_a_hosted_models_name_may_have_an_at_sign() -> None:
+    place = contender_of("upstream:@maker/model@2026@https://host/v1", (), None).place
+    assert place is not None
+    assert place.flags == (
+        "--engine",
+        "upstream",
+        "--model",
+        "@maker/model@2026",
+        "--engine-url",
+        "https://host/v1",
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.anyio
 async def test_a_hosted_model_is_evaluated_from_the_command_line(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ from turnstile.rollout import Rollout, RolloutArguments
 from turnstile.task_stream import SelectionArguments
 
 _NAMED = re.compile(r"(?P<name>[A-Za-z0-9_.-]+)=(?P<where>.+)", re.DOTALL)
-_UPSTREAM = re.compile(r"upstream:(?P<model>[^@]+)@(?P<url>https?://[^#]+)(?:#(?P<variable>\w+))?")
+_UPSTREAM = re.compile(r"upstream:(?P<model>.+)@(?P<url>https?://[^#]+)(?:#(?P<variable>\w+))?")
 _API_KEY = "TURNSTILE_ENGINE__API_KEY"
 _SHOWN_TASKS = 5
 _REWARD = TypeAdapter[float | None](FiniteFloat | None, config={"strict": True})
