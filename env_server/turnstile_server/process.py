@@ -64,6 +64,8 @@ def run(settings: Settings, inherited: Inherited | None = None) -> int:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(LogFormatter("" if inherited is None else inherited.label))
     logging.basicConfig(level=settings.log_level.upper(), handlers=[handler])
+    if settings.log_level == "info":  # a line for each call of a hosted model says nothing that a turn does not
+        logging.getLogger("httpx2").setLevel(logging.WARNING)
     code = 0
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:

@@ -195,6 +195,17 @@ def test_a_server_is_played_and_what_it_played_is_kept(tmp_path: Path) -> None:
         assert on_stub(stub, "--out", tmp_path / "out").returncode == USAGE  # two runs are not mixed
 
 
+def test_every_model_plays_the_tasks_of_the_first() -> None:
+    with running_stub() as first, running_stub() as second:
+        first.tasks = tuple(TaskInfo(id=f"task-{number}", instruction="do it") for number in (0, 1, 2))
+        second.tasks = tuple(TaskInfo(id=f"task-{number}", instruction="do it") for number in (9, 2, 1))
+        done = turnstile("eval", "--on", f"a={first.url}", "--on", f"b={second.url}", "--json")
+    assert done.returncode == DONE, done.stderr
+    scores = json.loads(done.stdout)["scores"]
+    assert [(score["name"], score["reward"]["tasks"]) for score in scores] == [("a", 3), ("b", 2)]
+    assert "not every model has a reward for 1 of the tasks: task-0" in done.stderr
+
+
 def test_what_the_infrastructure_fails_is_counted_by_its_fault() -> None:
     with running_stub() as stub:
         stub.tasks = (TaskInfo(id="task-0", instruction="do it"),)

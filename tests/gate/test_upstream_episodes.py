@@ -161,6 +161,8 @@ async def test_an_episode_is_recorded_and_has_nothing_to_train() -> None:
             refused = await server.control.request(method, f"{at}/{path}")
             assert (refused.status_code, refused.json()["error"]["type"]) == (409, "not_trainable")
             assert MODEL in refused.json()["error"]["message"]
+        trained = await server.control.post(f"{at}/trained", json={"step": 1})
+        assert (trained.status_code, trained.json()["error"]["type"]) == (409, "not_trainable")
         outlines = (await server.control.get(f"{at}/turns", params={"arrays": "false"})).json()["turns"]
         assert [turn["mean_logprob"] for turn in outlines] == [None, None]
         spans = (await server.control.get(f"{at}/spans")).json()

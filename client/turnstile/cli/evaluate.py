@@ -55,11 +55,11 @@ class Contender:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What every contender plays: sources of tasks for private servers, task ids (none for all), the agent, the
-    options of the rollouts."""
+    """What every contender plays: sources of tasks for private servers, task ids (none: those that the first one's
+    server chooses, which are then the ids), the agent, the options of the rollouts."""
 
     sources: tuple[str, ...]
-    task_ids: tuple[str, ...]
+    task_ids: list[str]
     chosen: SelectionArguments
     limit: int | None
     agent: str
@@ -145,7 +145,7 @@ def evaluate_models(
     options = RolloutArguments(n=n, max_concurrent=max_concurrent, retries=retries, seed=seed, samples=False)
     options["limits"] = Limits(max_turns=max_turns, max_completion_tokens=max_completion_tokens)
     chosen = SelectionArguments(where=where or (), shuffle=shuffle)
-    asked = _Asked(tuple(sources), ids, chosen, limit, agent, options)
+    asked = _Asked(tuple(sources), list(ids), chosen, limit, agent, options)
     played = [Played(each.name) if each.stored is None else _stored(each.name, each.stored) for each in contenders]
     files = [_files(each, out) for each in contenders]
     ungraded: list[Rollout] = []
@@ -240,9 +240,10 @@ async def _work(
     place: RunPlace, asked: _Asked, files: RolloutFiles | None, played: Played, ungraded: list[Rollout]
 ) -> None:
     async with opened(place, None if files is None else files.folder) as client:
-        tasks = [TaskRef(id=task_id) for task_id in asked.task_ids]
-        if not tasks:
-            tasks = [TaskRef(id=task.id) async for task in client.tasks(**asked.chosen)][: asked.limit]
+        if not asked.task_ids:
+            asked.task_ids[:] = [task.id async for task in client.tasks(**asked.chosen)][: asked.limit]
+        there = {task.id async for task in client.tasks()}
+        tasks = [TaskRef(id=task_id) for task_id in asked.task_ids if task_id in there]
         if not tasks:
             fail(f"{played.name}: the server has no tasks of this selection", FAILED)
         bar = Bar(len(tasks) * asked.options["n"], played.name)

@@ -116,7 +116,7 @@ class EpisodeService(EpisodeReading, Protocol):
 
     async def trained(self, episode_id: str, told: TrainedRequest) -> Episode:
         """The ended episode with the training step that took it, durable. Raises NotFound, Conflict (it has not
-        ended), Unprocessable (weights that were never served), JournalUnavailable."""
+        ended), NotTrainable, Unprocessable (weights that were never served), JournalUnavailable."""
         ...
 
     def renew_lease(self, lease_id: str, lease_s: float) -> LeaseState:

@@ -296,6 +296,8 @@ class Episodes(EpisodeReader):
 
     async def trained(self, episode_id: str, told: TrainedRequest) -> Episode:
         now = time.time()
+        if told.used:
+            check_trainable(await self.get(episode_id))
         return await self._amendments.amend(
             episode_id, lambda episode: with_step(episode, told, self._parts.versions, now=now)
         )
