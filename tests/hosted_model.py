@@ -44,6 +44,8 @@ class HostedModel:
     format: Literal["chat", "messages"] = "chat"
     script: list[Reply | bytes | tuple[int, str]] = field(default_factory=lambda: [Reply("hello")])
     lists_models: bool = True
+    lists_by_version: bool = False
+    """With Anthropic's version header the list is in its format."""
     moved_to: str | None = None
     """The list of models is at this address."""
     unknown: tuple[str, ...] = ()
@@ -99,6 +101,8 @@ class HostedModel:
             return Response(status_code=308, headers={"location": self.moved_to})
         if self.format == "messages" and "anthropic-version" not in request.headers:
             return self._error(400, "anthropic-version: header is required")
+        if self.lists_by_version and "anthropic-version" in request.headers:
+            return JSONResponse({"data": [{"id": MODEL, "type": "model"}]})
         return self._refused(request) or JSONResponse({"object": "list", "data": [self._entry()]})
 
     async def _model(self, request: Request) -> Response:

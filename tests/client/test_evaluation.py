@@ -158,8 +158,8 @@ def stored(folder: Path, **rewards: Sequence[float | None]) -> Path:
 
 
 def test_runs_that_are_there_are_compared(tmp_path: Path) -> None:
-    before = stored(tmp_path / "before", a=[0.0, 1.0], b=[0.0, 0.0])
-    after = stored(tmp_path / "after", a=[1.0, 1.0], b=[1.0, 0.0], c=[1.0])
+    before = stored(tmp_path / "before", a=[0.0, 1.0], b=[0.0, 0.0], c=[1.0])
+    after = stored(tmp_path / "after", a=[1.0, 1.0], b=[1.0, 0.0])
     done = turnstile("eval", "--on", before, "--on", f"now={after}", "-n", "2")
     assert done.returncode == DONE, done.stderr
     assert "before" in done.stdout
@@ -206,6 +206,36 @@ def test_every_model_plays_the_tasks_of_the_first() -> None:
     assert "not every model has a reward for 1 of the tasks: task-0" in done.stderr
 
 
+def test_an_earlier_run_counts_for_the_tasks_that_are_asked(tmp_path: Path) -> None:
+    before = stored(tmp_path / "before", a=[0.0], b=[1.0], c=[1.0])
+    after = stored(tmp_path / "after", b=[0.0], d=[1.0])
+    report = json.loads(turnstile("eval", "--on", before, "--on", after, "--json").stdout)
+    assert [score["reward"]["tasks"] for score in report["scores"]] == [3, 1]
+    chosen = json.loads(turnstile("eval", "--on", before, "--tasks", "a,b", "--json").stdout)
+    assert (chosen["scores"][0]["reward"]["value"], chosen["scores"][0]["reward"]["tasks"]) == (0.5, 2)
+
+
+def test_what_was_asked_for_and_cannot_be_given_is_said(tmp_path: Path) -> None:
+    one, other = stored(tmp_path / "one", a=[0.0], b=[1.0]), stored(tmp_path / "other", a=[None], b=[None])
+    done = turnstile("eval", "--on", one, "--on", other, "--k", "9")
+    assert "no task has 9 graded rollouts, so there is no pass@9" in done.stderr
+    assert "other and one have no task in common, so no difference" in done.stderr
+
+
+def test_the_key_of_a_server_is_that_of_its_variable_or_of_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "turnstile-data").mkdir()
+    (tmp_path / "turnstile-data" / "control.key").write_text("from-the-folder\n")
+    monkeypatch.setenv("OTHER_KEY", "from-the-variable")
+    places = [contender_of(word, (), None).place for word in ("http://a:1", "http://a:1#OTHER_KEY")]
+    assert [(place.urls, place.key) for place in places if place is not None] == [
+        (("http://a:1",), "from-the-folder"),
+        (("http://a:1",), "from-the-variable"),
+    ]
+
+
 def test_what_the_infrastructure_fails_is_counted_by_its_fault() -> None:
     with running_stub() as stub:
         stub.tasks = (TaskInfo(id="task-0", instruction="do it"),)
@@ -220,6 +250,7 @@ def test_what_the_infrastructure_fails_is_counted_by_its_fault() -> None:
     ("arguments", "said"),
     [
         (("--on", "upstream:gpt"), "upstream:MODEL@URL"),
+        (("--on", ""), "names no model"),
         (("--on", "upstream:gpt@http://localhost/v1#NO_SUCH_VARIABLE"), "no NO_SUCH_VARIABLE"),
         (("--on", "http://127.0.0.1:9", "--on", "http://127.0.0.1:9"), "name them"),
         (("--on", "http://127.0.0.1:9", "--tasks", "a", "--limit", "1"), "drop them or the ids"),

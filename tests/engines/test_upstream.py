@@ -272,7 +272,7 @@ async def test_what_cannot_work_is_told_at_start() -> None:
         for settings, name, said in (
             (settings_of(model.url), "gpt-none", f"no model 'gpt-none'.*{MODEL}"),
             (settings_of(model.url, api_key=None), MODEL, "401"),
-            (settings_of(model.url + "/nowhere"), MODEL, "lists no models, and a first call fails"),
+            (settings_of(model.url + "/nowhere"), MODEL, "lists no models .*, and a first call fails"),
         ):
             engine = UpstreamEngine(settings, name)
             with pytest.raises(StartupError, match=said):
@@ -368,3 +368,23 @@ async def test_a_long_call_is_no_silence_and_counts_as_reply(format_: Format) ->
     async with started(model, max_reply_bytes=1 << 16) as engine:
         with pytest.raises(EngineProtocolError, match="max_reply_bytes"):
             await answered(engine)
+
+
+@pytest.mark.anyio
+async def test_a_key_that_none_can_be_is_told_and_not_shown() -> None:
+    model = HostedModel("chat", [Reply("x", finish="stop")])
+    async with started(model, api_key=SecretStr(f" {KEY}\n")) as engine:
+        assert (await answered(engine))[0].text == "x"  # as it is copied
+    for key in ("sk-…", "sk-\x00secret"):
+        with pytest.raises(StartupError, match="copy it again") as refused:
+            async with started(HostedModel("chat"), api_key=SecretStr(key)):
+                pass
+        assert key not in str(refused.value)
+
+
+@pytest.mark.anyio
+async def test_a_proxy_of_both_formats_is_taken_by_the_first() -> None:
+    """It tells them apart by Anthropic's version header, as Turnstile's own model API does."""
+    model = HostedModel("chat", [Reply("x", finish="stop")], lists_by_version=True)
+    async with started(model) as engine:
+        assert engine.capabilities.details == {"format": "Chat Completions"}

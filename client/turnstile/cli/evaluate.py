@@ -9,13 +9,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 import anyio
 import typer
 from pydantic import FiniteFloat, TypeAdapter, ValidationError
 
-from turnstile.cli.connection import JsonOption, KeyOption
+from turnstile.cli.connection import JsonOption, KeyOption, key_from
 from turnstile.cli.output import FAILED, UNREACHABLE, USAGE, Column, echo, echo_json, fail, reported, show_table
 from turnstile.cli.private_server import PrivateServerError
 from turnstile.cli.run import (
@@ -37,7 +37,8 @@ from turnstile.models.summary import task_name
 from turnstile.rollout import Rollout, RolloutArguments
 from turnstile.task_stream import SelectionArguments
 
-_NAMED = re.compile(r"(?P<name>[A-Za-z0-9_.-]+)=(?P<where>.+)", re.DOTALL)
+_NAMED = re.compile(r"(?P<name>[A-Za-z0-9_][A-Za-z0-9_.-]*)=(?P<where>.+)", re.DOTALL)
+_SERVER = re.compile(r"(?P<url>https?://[^#]+)(?:#(?P<variable>\w+))?")
 _UPSTREAM = re.compile(r"upstream:(?P<model>.+)@(?P<url>https?://[^#]+)(?:#(?P<variable>\w+))?")
 _API_KEY = "TURNSTILE_ENGINE__API_KEY"
 _SHOWN_TASKS = 5
@@ -53,10 +54,14 @@ class Contender:
     stored: Path | None = None
 
 
+_Row: TypeAlias = "tuple[str, float | None, str | None]"
+"""Task, reward and fault of a rollout."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What every contender plays: sources of tasks for private servers, task ids (none: those that the first one's
-    server chooses, which are then the ids), the agent, the options of the rollouts."""
+    """What every contender plays: sources of tasks for private servers, task ids (none: those of the first one,
+    from then on), the agent, the options of the rollouts."""
 
     sources: tuple[str, ...]
     task_ids: list[str]
@@ -73,8 +78,8 @@ def evaluate_models(
             "--on",
             metavar="[NAME=]WHERE",
             help="A model; repeat for more, the first is the base. A server's URL; a model folder, or `tiny`; "
-            "`upstream:MODEL@URL` for a hosted one (`#VARIABLE` behind it: where its key is); the folder of an "
-            "earlier run.",
+            "`upstream:MODEL@URL` for a hosted one; the folder of an earlier run. `#VARIABLE` behind a URL: where "
+            "its key is.",
         ),
     ],
     tasks: Annotated[
@@ -138,7 +143,7 @@ def evaluate_models(
     names = [each.name for each in contenders]
     if len(set(names)) < len(names):
         fail(f"--on: two models are called {max(names, key=names.count)}; name them (NAME=WHERE)", USAGE)
-    private = not any(each.place is not None and each.place.urls for each in contenders)
+    private = any(each.place is not None and not each.place.urls for each in contenders)
     sources, ids = chosen_tasks(tasks or [ALL], private=private)
     if ids and (where or shuffle is not None or limit is not None):
         fail("--where, --shuffle and --limit choose among all tasks; drop them or the ids", USAGE)
@@ -146,14 +151,17 @@ def evaluate_models(
     options["limits"] = Limits(max_turns=max_turns, max_completion_tokens=max_completion_tokens)
     chosen = SelectionArguments(where=where or (), shuffle=shuffle)
     asked = _Asked(tuple(sources), list(ids), chosen, limit, agent, options)
-    played = [Played(each.name) if each.stored is None else _stored(each.name, each.stored) for each in contenders]
+    played = [Played(each.name) for each in contenders]
+    stored = [[] if each.stored is None else _stored(each.stored) for each in contenders]
     files = [_files(each, out) for each in contenders]
     ungraded: list[Rollout] = []
     stopped: typer.Exit | None = None
     try:
-        for each, found, kept in zip(contenders, played, files, strict=True):
+        for each, found, rows, kept in zip(contenders, played, stored, files, strict=True):
             if each.place is not None:
                 _play(each.place, asked, kept, found, ungraded)
+            else:
+                _take(rows, asked, found)
     except typer.Exit as error:
         stopped = error  # after the report of what was played until then
     played = [each for each in played if each.rewards or each.ungraded]
@@ -164,7 +172,7 @@ def evaluate_models(
         echo_json(report.model_dump_json())
     else:
         show(report)
-    for line in (*_unlike(played), *failures(ungraded)):
+    for line in (*_lacking(report, k or ()), *_unlike(played), *failures(ungraded)):
         echo(f"turnstile: {line}", err=True)
     if stopped is not None:
         raise stopped
@@ -176,30 +184,33 @@ def contender_of(word: str, flags: Sequence[str], key: str | None) -> Contender:
     """The model that a value of ``--on`` names; ends the command where it names none."""
     named = _NAMED.fullmatch(word)
     name, where = (None, word) if named is None else (named["name"], named["where"])
-    if where.startswith(("http://", "https://")):
-        return Contender(name or re.sub(r"[^\w.-]+", "-", where.split("//", 1)[1]), RunPlace((where,), key, ()))
+    if (server := _SERVER.fullmatch(where)) is not None:
+        own_key = key or key_from(None) if server["variable"] is None else _variable(server, word)
+        place = RunPlace((server["url"],), own_key, ())
+        return Contender(name or re.sub(r"[^\w.-]+", "-", server["url"].split("//", 1)[1]), place)
     if where.startswith("upstream:"):
         hosted = _UPSTREAM.fullmatch(where)
         if hosted is None:
             fail(f"--on {word}: a hosted model is upstream:MODEL@URL, or upstream:MODEL@URL#VARIABLE", USAGE)
         own = ("--engine", "upstream", "--model", hosted["model"], "--engine-url", hosted["url"])
+        variables = {} if hosted["variable"] is None else {_API_KEY: _variable(hosted, word)}
         return Contender(
-            name or _short(hosted["model"]), RunPlace((), None, (*own, *flags), environment=_key_of(hosted, word))
+            name or _short(hosted["model"]), RunPlace((), None, (*own, *flags), environment=variables)
         )
+    if not where:
+        fail("--on names no model", USAGE)
     folder = Path(where)
     if (folder / EPISODES_FILE).is_file():
         return Contender(name or _short(folder.resolve().name), stored=folder / EPISODES_FILE)
     return Contender(name or _short(folder.resolve().name), RunPlace((), None, ("--model", where, *flags)))
 
 
-def _key_of(hosted: re.Match[str], word: str) -> dict[str, str]:
-    """The environment with the key of a hosted model."""
-    variable = hosted["variable"]
-    if variable is None:
-        return {}
+def _variable(named: re.Match[str], word: str) -> str:
+    """The key in the environment's variable that ``#VARIABLE`` names; ends the command where there is none."""
+    variable = named["variable"]
     if variable not in os.environ:
         fail(f"--on {word}: the environment has no {variable}", USAGE)
-    return {_API_KEY: os.environ[variable]}
+    return os.environ[variable]
 
 
 def _short(name: str) -> str:
@@ -258,9 +269,18 @@ async def _work(
                     ungraded.append(rollout)
 
 
-def _stored(name: str, lines: Path) -> Played:
+def _take(rows: list[_Row], asked: _Asked, played: Played) -> None:
+    """Fills ``played`` from the rollouts of an earlier run, those of the asked tasks."""
+    if not asked.task_ids:
+        asked.task_ids[:] = dict.fromkeys(task for task, _, _ in rows)
+    for task, reward, fault in rows:
+        if task in asked.task_ids:
+            played.add(task, reward, fault)
+
+
+def _stored(lines: Path) -> list[_Row]:
     """The rollouts of an earlier ``turnstile run --out`` or ``turnstile eval --out``."""
-    played = Played(name)
+    rows: list[_Row] = []
     with reported():
         written = lines.read_bytes().splitlines()
     for number, line in enumerate(written, 1):
@@ -271,10 +291,10 @@ def _stored(name: str, lines: Path) -> Played:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             why = fault_text(error.errors()[0]) if isinstance(error, ValidationError) else error
             fail(f"{lines}, line {number}: no rollout of `turnstile run --out`: {why}", USAGE)
-        played.add(task_name(task), reward, fault)
+        rows.append((task_name(task), reward, fault))
     if not written:
         fail(f"{lines} has no rollout", USAGE)
-    return played
+    return rows
 
 
 def show(report: Evaluation) -> None:
@@ -304,10 +324,24 @@ def _interval(found: Estimate, *, signed: bool = False) -> str:
     return f"{found.value:{sign}.3f} [{found.low:{sign}.2f}, {found.high:{sign}.2f}]"
 
 
+def _lacking(report: Evaluation, ks: Iterable[int]) -> list[str]:
+    """Lines about figures that were asked for and cannot be given."""
+    there = {each.k for score in report.scores for each in score.pass_at_k}
+    lines = [f"no task has {k} graded rollouts, so there is no pass@{k}" for k in ks if k not in there]
+    compared = {each.name for each in report.differences}
+    for score in report.scores[1:]:
+        if score.name not in compared:
+            lines.append(f"{score.name} and {report.scores[0].name} have no task in common, so no difference")
+    return lines
+
+
 def _unlike(played: Sequence[Played]) -> list[str]:
     """A line about tasks that not every model has a reward for."""
     found = unlike(played)
     if not found or len(played) < 2:
         return []
     shown = ", ".join(found[:_SHOWN_TASKS]) + (", …" if len(found) > _SHOWN_TASKS else "")
-    return [f"not every model has a reward for {len(found)} of the tasks: {shown}; differences leave them out"]
+    return [
+        f"not every model has a reward for {len(found)} of the tasks: {shown}; each difference is over those that "
+        "its two models have"
+    ]

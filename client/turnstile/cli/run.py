@@ -41,6 +41,8 @@ from turnstile.rollout import Rollout, RolloutArguments
 from turnstile.task_stream import SelectionArguments
 
 ALL = "all"
+_UPSTREAM = "upstream"
+"""The engine whose model is a name, and no folder."""
 SAMPLE_FORMATS = [name for name, each in installed_formats().items() if each.source == "samples"]
 INTERRUPTED = 130
 WAS_INTERRUPTED = "interrupted; the episodes that ran were cancelled"
@@ -218,7 +220,7 @@ def run(
     finally:
         if done:
             _report(done, () if interrupted else infrastructure(done, n), as_json=as_json)
-            echo(_kept(files, model), err=as_json)
+            echo(_kept(files, None if engine == _UPSTREAM else model), err=as_json)
         elif files is not None and out is None:
             shutil.rmtree(files.folder, ignore_errors=True)  # nothing ended that could be kept
     if interrupted:
@@ -332,7 +334,8 @@ def _files(out: Path | None, run_id: str, format_: str, *, kept: bool) -> Rollou
         if out is not None:
             fail("--no-out keeps nothing; drop it or --out", USAGE)
         return None
-    files = RolloutFiles(out or new_run_folder(run_id), format_)
+    with reported():
+        files = RolloutFiles(out or new_run_folder(run_id), format_)
     try:
         files.prepare()
     except OSError as error:
@@ -342,7 +345,7 @@ def _files(out: Path | None, run_id: str, format_: str, *, kept: bool) -> Rollou
 
 
 def _kept(files: RolloutFiles | None, model: Path | None) -> str:
-    """Where the run is kept, with the line that opens it."""
+    """Where the run is kept, with the line that opens it. ``model``: the folder of its tokenizer."""
     if files is None:
         return "nothing of the run was kept here (--no-out)"
     look = ["turnstile", "ui", str(files.folder), *(() if model is None else ("--model", str(model)))]

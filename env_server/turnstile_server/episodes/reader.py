@@ -138,5 +138,5 @@ def check_trainable(episode: Episode) -> None:
         raise NotTrainable(
             f"the hosted model {episode.upstream} answered the calls of episode {episode.episode_id}: it has no "
             "tokens, so there is nothing to train on or to audit. Its turns have messages and usage (GET …/turns);"
-            " rollouts(samples=False) are for evaluation"
+            ' rollouts(samples=False) are for evaluation, samples="if_any" skips it'
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from importlib.util import find_spec
 from pathlib import Path
 
 from turnstile.models import Float32Array, Int32Array, PauseMode
@@ -25,7 +26,7 @@ from turnstile_server.engines.protocol import (
 from turnstile_server.engines.sglang.engine import SGLangEngine
 from turnstile_server.engines.tokenizer_probe import TokenizerProbe
 from turnstile_server.engines.weights import UpdateWay, WeightBucket
-from turnstile_server.errors import EngineUnavailable
+from turnstile_server.errors import EngineUnavailable, StartupError
 from turnstile_server.settings import EngineSettings
 
 
@@ -162,4 +163,6 @@ def create(context: EngineContext) -> Engine:
             expected_tokenizer=context.tokenizer,
             unix_socket=context.settings.socket,
         )
+    if find_spec("torch") is None:
+        raise StartupError("the embedded engine needs PyTorch: pip install 'turnstile-rl[embedded]'")
     return EmbeddedEngine(context.model_dir, context.settings, expected_tokenizer=context.tokenizer)

@@ -37,6 +37,8 @@ _REASONING: Final = ("reasoning_content", "reasoning")
 class ChatUpstream(UpstreamModel):
     """``client``: with the server's address and key; this object closes it."""
 
+    format = "Chat Completions"
+
     def __init__(self, client: openai.AsyncOpenAI, model: str, context_length: int | None = None) -> None:
         self._client = client
         self._model = model

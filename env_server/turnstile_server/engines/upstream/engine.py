@@ -8,6 +8,7 @@ environment may be another server's.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Final, TypeAlias
 
@@ -43,6 +44,8 @@ from turnstile_server.errors import (
     TurnstileError,
 )
 from turnstile_server.settings import EngineSettings
+
+_LOG = logging.getLogger(__name__)
 
 RETRIES: Final = 5
 """Further tries of the clients after 408, 409, 429, 5xx and lost connections, before the first byte of a reply;
@@ -91,6 +94,7 @@ class UpstreamEngine(Engine):
             updates=frozenset(),
             keeps_prefixes=False,
             upstream=self,
+            details={"format": self._started.format},
         )
 
     @property
@@ -101,6 +105,7 @@ class UpstreamEngine(Engine):
 
     async def start(self) -> None:
         self._upstream = await _connected(self._settings, self._model)
+        _LOG.info("the upstream at %s speaks %s", self._settings.url, self._upstream.format)
 
     async def close(self) -> None:
         if self._upstream is not None:
@@ -171,13 +176,14 @@ UPSTREAM: Final = UpstreamKind(UpstreamEngine)
 async def _connected(settings: EngineSettings, model: str) -> UpstreamModel:
     """The model of the server, in the server's format. Raises StartupError."""
     url = _base(settings.url or "")
-    key = settings.api_key.get_secret_value() if settings.api_key is not None else _NO_KEY
+    key = _key(settings)
     timeout = httpx2.Timeout(settings.first_chunk_timeout_s, connect=settings.connect_timeout_s)
     limits = httpx2.Limits(max_connections=settings.max_connections)
     answers: list[str] = []
     async with httpx2.AsyncClient(timeout=settings.control_timeout_s) as client:
-        client.headers["anthropic-version"] = ANTHROPIC_VERSION
-        for headers in ({"authorization": f"Bearer {key}"}, {"x-api-key": key}):
+        bearer, version = {"authorization": f"Bearer {key}"}, {"anthropic-version": ANTHROPIC_VERSION}
+        # A proxy that serves both formats tells them apart by the version; the first way is Chat Completions'.
+        for headers in (bearer, {**bearer, **version}, {"x-api-key": key, **version}):
             listed = await _listed(client, url, headers)
             if isinstance(listed, str):
                 answers.append(listed)
@@ -188,7 +194,17 @@ async def _connected(settings: EngineSettings, model: str) -> UpstreamModel:
             return ChatUpstream(_openai_client(url, key, timeout, limits), model, context)
     if all(answer.startswith(("404", "405")) for answer in answers):
         return await _tried(ChatUpstream(_openai_client(url, key, timeout, limits), model), url)
-    raise StartupError(f"the upstream at {url} cannot be used: GET {url}/models answered {'; '.join(answers)}")
+    how = "" if settings.api_key is not None else " (no key is set: engine.api_key, TURNSTILE_ENGINE__API_KEY)"
+    said = "; ".join(dict.fromkeys(answers))
+    raise StartupError(f"the upstream at {url} cannot be used{how}: GET {url}/models answered {said}")
+
+
+def _key(settings: EngineSettings) -> str:
+    """The key without white space around it. Raises StartupError, which does not show it."""
+    key = "" if settings.api_key is None else settings.api_key.get_secret_value().strip()
+    if not key.isascii() or not key.isprintable():
+        raise StartupError("engine.api_key has characters that no key has: copy it again")
+    return key or _NO_KEY
 
 
 async def _tried(upstream: ChatUpstream, url: str) -> ChatUpstream:
@@ -199,7 +215,8 @@ async def _tried(upstream: ChatUpstream, url: str) -> ChatUpstream:
     except TurnstileError as error:
         await upstream.close()
         raise StartupError(
-            f"the upstream at {url} cannot be used: it lists no models, and a first call fails: {error.message}"
+            f"the upstream at {url} cannot be used: it lists no models ({url}/models), and a first call fails: "
+            f"{error.message}. Is the address right? Its end is mostly /v1"
         ) from error
     return upstream
 
@@ -279,7 +296,7 @@ def _anthropic_client(
     url: str, key: str, headers: Mapping[str, str], timeout: httpx2.Timeout, limits: httpx2.Limits
 ) -> anthropic.AsyncAnthropic:
     """``headers``: the one that the server takes the key in. The library writes ``authorization`` of its own."""
-    own = {} if "authorization" in headers else {**headers, "Authorization": anthropic.omit}
+    own = {} if "authorization" in headers else {"x-api-key": key, "Authorization": anthropic.omit}
     return anthropic.AsyncAnthropic(
         api_key=key,
         base_url=url.removesuffix("/v1"),

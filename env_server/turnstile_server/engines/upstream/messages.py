@@ -30,6 +30,8 @@ _COUNTED: Final = frozenset({"model", "messages", "system", "tools", "tool_choic
 class MessagesUpstream(UpstreamModel):
     """``client``: with the server's address and key; this object closes it."""
 
+    format = "Messages"
+
     def __init__(self, client: anthropic.AsyncAnthropic, model: str, context_length: int | None = None) -> None:
         self._client = client
         self._model = model

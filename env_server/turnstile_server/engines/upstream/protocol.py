@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 from turnstile.models import Message, Sampling, Tool, ToolCall, UpstreamUsage
 
@@ -73,6 +73,9 @@ class UpstreamAnswers(Protocol):
 
 class UpstreamModel(UpstreamAnswers, Protocol):
     """One model of one server, in the server's own wire format."""
+
+    format: ClassVar[str]
+    """The wire format, for people."""
 
     @property
     def context_length(self) -> int | None:
