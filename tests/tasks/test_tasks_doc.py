@@ -47,7 +47,7 @@ def test_every_field_is_in_the_table_and_no_other() -> None:
 
 def test_the_examples_are_tasks() -> None:
     examples = re.findall(r"```yaml\n(.*?)```", DOC, re.DOTALL)
-    assert len(examples) == 3
+    assert len(examples) == 4
     for example in examples:
         assert Task.model_validate(yaml.safe_load(example)).graded
 

@@ -54,6 +54,11 @@ def task_from_ref(ref: TaskRef, *, allow_inline: bool) -> Task:
             "task into a task file (tasks.sources), or the tools into the server's settings (tools.functions, "
             "tools.servers)."
         )
+    if task.build is not None:
+        raise Unprocessable(
+            "task.setup: an inline task has no set-up as root: that builds an image on the server's machine; "
+            "put the task into a task file (tasks.sources)."
+        )
     for name, entry in task.grading.items():
         if host_code_of(entry) is not None:
             field, instead = "grader", "name an installed one"

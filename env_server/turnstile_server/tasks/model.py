@@ -39,6 +39,7 @@ from turnstile_server.tasks.inner_path import InnerPath
 from turnstile_server.tasks.network import NetworkWish
 from turnstile_server.tasks.part import GraderOptions, ImageTests, TaskPart
 from turnstile_server.tasks.reward import RewardRules
+from turnstile_server.tasks.root_setup import build_root_setup
 from turnstile_server.tasks.script import EnvName, GoldScript, ScriptTests
 from turnstile_server.tasks.steps import StepReward, TaskStep
 
@@ -104,7 +105,10 @@ class Task(TaskPart):
     git_history: Literal["keep", "one_commit"] = Field(
         "keep", description="`one_commit`: the agent's repositories have one commit, of the files as they stand."
     )
-    setup: tuple[str, ...] = Field((), description="Shell commands run in the work folder, for agent and grader.")
+    setup: tuple[str, ...] = Field(
+        (),
+        description="Shell commands run in the work folder, for agent and grader. With `user: root`: a build.",
+    )
     setup_timeout_s: float = Field(120.0, gt=0, description="Time for each of the set-up commands.")
     steps: Annotated[tuple[InstanceOf[TaskStep], ...], BeforeValidator(_no_text)] = Field(
         (), description="Played one after another; instruction, script and gold are the first one's. Not in files."
@@ -133,11 +137,12 @@ class Task(TaskPart):
 
     @model_validator(mode="before")
     @classmethod
-    def _graders_in_fields(cls, fields: object) -> object:
-        """The options of a grader that are written as a field of its name are an entry of ``grading``."""
+    def _short_forms(cls, fields: object) -> object:
+        """The options of a grader that are written as a field of its name are an entry of ``grading``; set-up as
+        root is a ``build``."""
         if not isinstance(fields, dict):
             return fields
-        return gather_graders(fields, cls.model_fields.keys())
+        return gather_graders(build_root_setup(fields), cls.model_fields.keys())
 
     @field_validator("wrong")
     @classmethod
