@@ -81,8 +81,33 @@ async def test_without_a_reward_it_is_an_error_with_what_the_script_said(
     with pytest.raises(ScriptFailed) as told:
         await graded(provider, how, **changes)
     assert said in told.value.message
+    assert "Of the untouched task it gives none, either" in told.value.message
     assert told.value.type == "no_reward"
     assert told.value.detail["output"].startswith("/workspace")
+
+
+@IN_DOCKER
+@pytest.mark.parametrize(
+    ("work", "changes", "said"),
+    [
+        ("sleep 30", {"timeout_s": 2}, "it ran longer than 2 s"),
+        ("kill -9 -1; sleep 5", {}, "neither reward.json nor reward.txt"),
+        ("kill -9 $$", {}, "neither reward.json nor reward.txt"),
+        ("echo nan > /logs/verifier/reward.txt; exit", {}, "no finite number"),
+        ("mkdir /logs/verifier/reward.txt; exit", {}, "it is a folder"),
+        ("rm -rf /logs/verifier; exit", {}, "no reward"),
+    ],
+    ids=["hangs", "kills all", "kills the script", "writes nan", "a folder", "no place"],
+)
+async def test_a_work_that_spoils_its_own_reward_scores_0_where_the_untouched_task_has_one(
+    provider: Watched, work: str, changes: dict[str, Any], said: str
+) -> None:
+    how = ". ./work.txt\necho 0.5 > /logs/verifier/reward.txt\n"
+    spoiled = Work(archive=tar({"work.txt": f"{work}\n"}))
+    grade = await grader(provider, timeout_s=LONG_S).grade(the_task(how, **changes), spoiled)
+    assert (grade.reward, grade.components) == (0.0, {"script": 0.0})
+    assert said in grade.detail["script"]["note"]
+    assert "of the untouched task it gives one" in grade.detail["script"]["note"]
 
 
 @IN_DOCKER

@@ -4,7 +4,9 @@ No process of the agent ever ran where the script does, and none of its files bu
 there. What the script runs of the work it runs with its own rights (``trust: in_process``).
 
 What must hold: the reward file is new, has a name that stands in the tests (where one does), is read when no
-process is left, and through no link; where it is no number there is no reward, and never 0.
+process is left, and through no link. Where it is no number the same script judges the untouched task: the work
+scores 0 if that has a reward, so that none hangs, kills or spoils its way out of a group; else there is none, by
+the task's fault.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from turnstile_server.grading.errors import GraderFailed
 from turnstile_server.grading.judged_copy import JudgedCopies
 from turnstile_server.grading.programs import PROGRAMS, python_of
 from turnstile_server.grading.protocol import Component, ComponentGrader, GradingTools, Work
-from turnstile_server.grading.script_reward import REWARD_FILES, NoReward, read_reward
+from turnstile_server.grading.script_reward import REWARD_FILES, NoReward, ScriptReward, read_reward
 from turnstile_server.grading.verdict import CANNOT_RUN, MAX_TEXT, DiffVerdict, printable, storable
 from turnstile_server.sandboxes.protocol import Command, ExecResult, Sandbox, User
 from turnstile_server.settings import GradingSettings
@@ -64,15 +66,16 @@ class _ScriptJudge:
 
     component = "script"
     protected = ()
-    elsewhere = False
 
     def __init__(self, task: Task, script: ScriptTests, copies: JudgedCopies, settings: GradingSettings) -> None:
         self._task = task
         self._script = script
         self._copies = copies
         self._bounds = settings.bounds_of(GradingBounds)
+        self.elsewhere = False
 
     async def prepare(self, sandbox: Sandbox) -> None:
+        self.elsewhere = False  # of the attempt before
         probe = await sandbox.exec(
             Command(
                 ("bash", "-c", "exit 0"),
@@ -84,36 +87,55 @@ class _ScriptJudge:
             raise TaskFailed(f"The image of task {self._task.id} has no bash, by which its script is run.")
 
     async def judge(self, sandbox: Sandbox, diff: DiffVerdict) -> Component:
+        detail: dict[str, object] = {"trust": "in_process"}
+        try:
+            reward = await self._run(sandbox, detail)
+        except NoReward as error:
+            return await self._without_reward(str(error), detail, diff)
+        summary = () if reward.value == 1.0 else (f"script: it gave {reward.value:g}",)
+        return Component(reward.value, self._found(diff, detail), diff.summary + summary)
+
+    async def _without_reward(self, why: str, detail: dict[str, object], diff: DiffVerdict) -> Component:
+        """Whose doing it is, as the untouched task shows. Raises ScriptFailed: the task's."""
+        self.elsewhere = True
+        try:
+            async with self._copies.without_work(self._task, open_to_tests=True) as clean:
+                await self._run(clean, {})
+        except NoReward as error:
+            raise self._none(why, str(error), detail) from None
+        note = f"it gave no reward: {why}; of the untouched task it gives one"
+        return Component(
+            0.0, self._found(diff, {**detail, "note": note}), (*diff.summary, f"script: {note}"), spoiled=True
+        )
+
+    def _found(self, diff: DiffVerdict, detail: dict[str, object]) -> dict[str, object]:
+        return {"diff": dict(diff.detail), self.component: storable(detail)}
+
+    async def _run(self, sandbox: Sandbox, detail: dict[str, object]) -> ScriptReward:
+        """Fills ``detail``. Raises NoReward."""
         script = self._script
         archive = await anyio.to_thread.run_sync(self._copies.pack, script.files)
         try:
             await sandbox.upload(archive, TESTS, user=User.TESTS)
         except FileProblem as error:
-            raise TaskFailed(f"The tests of task {self._task.id} cannot be unpacked: {error.message}") from None
+            raise NoReward(f"its tests cannot be unpacked: {error.message}") from None
         result = await run_script(sandbox, TESTS, script.program, script.env, script.timeout_s, User.TESTS)
         await sandbox.stop_all()  # nobody writes while the reward is read
-        detail = {
-            "trust": "in_process",
+        detail |= {
             "exit_code": result.exit_code,
             "output": (result.stdout + result.stderr)[-MAX_TEXT:].decode(errors="replace").strip(),
         }
         if result.timed_out:
-            raise self._none(f"it ran longer than {script.timeout_s:g} s", detail)
+            raise NoReward(f"it ran longer than {script.timeout_s:g} s")
         found = await self._files(sandbox)
         # A file that no test names was written by the work, which runs with the script's rights.
         named = [name for name in REWARD_FILES if name.encode() in archive] or REWARD_FILES
         files = {name: each for name, each in found.items() if name in named}
-        try:
-            reward = read_reward(files, script.reward_key)
-        except NoReward as error:
-            raise self._none(str(error), detail) from None
+        reward = read_reward(files, script.reward_key)
         detail |= {"file": reward.file, "rewards": dict(reward.rewards)}
         if ignored := sorted(found.keys() - {reward.file}):
             detail["ignored"] = ignored
-        summary = () if reward.value == 1.0 else (f"script: it gave {reward.value:g}",)
-        return Component(
-            reward.value, {"diff": dict(diff.detail), "script": storable(detail)}, diff.summary + summary
-        )
+        return reward
 
     async def _files(self, sandbox: Sandbox) -> dict[str, dict[str, str]]:
         config = {
@@ -132,21 +154,23 @@ class _ScriptJudge:
         )
         return _read(await sandbox.exec(command))
 
-    def _none(self, why: str, detail: dict[str, object]) -> ScriptFailed:
-        lines = str(detail["output"]).splitlines()
-        last = f"; the last that it said: {printable(lines[-1])}" if lines else ""
+    def _none(self, why: str, untouched: str, detail: dict[str, object]) -> ScriptFailed:
+        lines = str(detail.get("output", "")).splitlines()
+        ended = f". It ended with {detail['exit_code']}" if "exit_code" in detail else ""
+        last = f"{ended}; the last that it said: {printable(lines[-1])}" if lines else ended
         return ScriptFailed(
-            f"The script of task {self._task.id} gave no reward: {why}. It ended with {detail['exit_code']}{last}",
+            f"The script of task {self._task.id} gave no reward: {why}{last}. Of the untouched task "
+            f"it gives none, either: {untouched}",
             detail=storable(detail),
         )
 
 
 def _read(result: ExecResult) -> dict[str, dict[str, str]]:
-    """Raises ScriptFailed."""
+    """Raises NoReward."""
     try:
         found = json.loads(result.stdout)
     except ValueError:
         said = result.stderr[-MAX_TEXT:].decode(errors="replace").strip()
-        raise ScriptFailed(f"The reward file cannot be read ({result.exit_code}): {said}") from None
+        raise NoReward(f"the reward file cannot be read ({result.exit_code}): {said}") from None
     assert isinstance(found, dict)
     return found
