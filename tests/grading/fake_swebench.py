@@ -55,6 +55,8 @@ def main() -> None:
             say({"result": {"script": row["eval_script"]}})
         elif row["log_parser"] == "unknown":
             say({"error": "ValueError: it has no log parser 'unknown'"})
+        elif "STALLING" in request["log"]:
+            time.sleep(600)
         elif "UNREADABLE" in request["log"]:
             say({"error": "IndexError: list index out of range"})
         else:

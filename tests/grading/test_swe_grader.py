@@ -183,6 +183,44 @@ async def test_work_whose_log_the_package_fails_on_scores_0(provider: Watched, s
 
 
 @IN_ONE_KIND
+async def test_work_whose_log_stalls_the_package_scores_0_and_holds_up_no_other(
+    provider: Watched, starts: Path
+) -> None:
+    judge = judge_of(provider, python(starts), log_timeout_s=8)
+    grades: dict[str, Any] = {}
+
+    async def grade(name: str, text: str) -> None:
+        grades[name] = await judge.grade(the_task(), work(text))
+        grades.setdefault("first", name)
+
+    try:
+        async with anyio.create_task_group() as group:
+            group.start_soon(grade, "stalls", f"print('STALLING')\n{FIX}")
+            await wait_until(lambda: starts.exists() and len(pids(starts)) == 1)
+            await anyio.sleep(1)
+            group.start_soon(grade, "sound", FIX)
+    finally:
+        await judge.close()
+    assert grades["first"] == "sound"
+    assert (grades["sound"].reward, grades["stalls"].reward) == (1.0, 0.0)
+    assert "took longer than 8 s" in grades["stalls"].detail["swe"]["note"]
+    assert len(pids(starts)) == 2
+
+
+@IN_ONE_KIND
+async def test_a_log_that_stalls_the_package_without_any_work_is_nobodys_0(
+    provider: Watched, starts: Path
+) -> None:
+    stalling = SCRIPT.replace("python3", "echo STALLING; python3")
+    judge = judge_of(provider, python(starts), log_timeout_s=1)
+    try:
+        with pytest.raises(GraderUnavailable, match="took longer than 1 s"):
+            await judge.grade(the_task(eval_script=stalling), work(FIX))
+    finally:
+        await judge.close()
+
+
+@IN_ONE_KIND
 async def test_work_whose_tests_hang_scores_0(provider: Watched, starts: Path) -> None:
     hung = await graded(provider, python(starts), the_task(timeout_s=2), work("while True:\n    pass\n"))
     assert (hung.reward, hung.detail["swe"]["note"]) == (0.0, "the tests ran longer than 2 s")

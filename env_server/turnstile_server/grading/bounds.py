@@ -29,6 +29,8 @@ class GradingBounds(Bounds):
     """Time to check one text against a JSON schema; then it scores 0."""
     max_read_bytes: int = 1 << 20
     """Largest file of a work that is read for a grader."""
+    log_timeout_s: float = 60.0
+    """Time for swebench to read one log, which takes it seconds. Its patterns are quadratic in a line's length."""
     max_log_bytes: int = 16 << 20
     """Output of the tests of rows of SWE-bench and R2E-Gym; of more, first and last half are kept."""
     max_reward_bytes: int = 64 << 10

@@ -15,6 +15,10 @@ class GraderUnavailable(TurnstileError):
     fault = Fault.INFRASTRUCTURE
 
 
+class GraderStalled(GraderUnavailable):
+    """They took too long over this one work."""
+
+
 class GraderFailed(TurnstileError):
     """A grader's own code failed: it raised, took too long, or gave something that is no number."""
 

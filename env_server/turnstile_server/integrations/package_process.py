@@ -41,6 +41,10 @@ class PackageBroken(Exception):
     """The program cannot be run, took too long, or broke the protocol: ``str`` says how, and what to do."""
 
 
+class PackageStalled(PackageBroken):
+    """It took too long over one request."""
+
+
 class PackageError(Exception):
     """The package itself failed. ``by_work``: over a file that the work did not leave."""
 
@@ -135,7 +139,7 @@ class PackageProcess:
     async def request(self, fields: Mapping[str, Any], answer: Answer, *, timeout_s: float) -> dict[str, Any]:
         """Its result. ``timeout_s``: from when it is this request's turn, without the start.
 
-        Raises PackageBroken, PackageError.
+        Raises PackageBroken (PackageStalled), PackageError.
         """
         async with self._turn:
             if not self._closed:
@@ -150,9 +154,7 @@ class PackageProcess:
                 return await self._exchange(fields, answer)
         except TimeoutError:
             await self._end()
-            raise PackageBroken(
-                f"the program for {self._python.kind} took longer than {timeout_s:g} s (grading.package_timeout_s)"
-            ) from None
+            raise PackageStalled(f"the program for {self._python.kind} took longer than {timeout_s:g} s") from None
         except PackageError:
             raise
         except BaseException:

@@ -10,12 +10,14 @@ there is no reward. The work's changes below ``.git`` are not taken over: the sc
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Mapping
 from typing import Any
 
 from turnstile_server.errors import FileProblem, TaskFailed
 from turnstile_server.grading.bounds import GradingBounds
+from turnstile_server.grading.errors import GraderStalled
 from turnstile_server.grading.judged_copy import JudgedCopies
 from turnstile_server.grading.protocol import Component, ComponentGrader, GradingTools, Work
 from turnstile_server.grading.verdict import DiffVerdict, last_lines, one_line, storable
@@ -80,7 +82,8 @@ class _SweJudge:
             return self._none(diff, detail, f"the tests ran longer than {self._swe.timeout_s:g} s")
         try:
             report = await self._report(result)
-        except TaskFailed as error:  # a parser that fails on the work's log: the control tells whose fault that is
+        except (TaskFailed, GraderStalled) as error:
+            # A parser that fails, or is lost in the work's log: the control tells whose fault that is.
             report = {"graded": False, "infra_failure": one_line(error.message)}
         if not report["graded"]:
             return self._none(diff, detail, await self._ungraded(script, report, result))
@@ -119,13 +122,13 @@ class _SweJudge:
 
     async def _report(self, result: ExecResult) -> dict[str, Any]:
         log = result.stdout.decode(errors="replace")
-        return await self._ask({"do": "report", "log": log})
+        return await self._ask({"do": "report", "log": log}, timeout_s=self._bounds.log_timeout_s)
 
-    async def _ask(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Raises TaskFailed for what swebench cannot judge, and GraderUnavailable."""
+    async def _ask(self, fields: Mapping[str, Any], *, timeout_s: float = math.inf) -> dict[str, Any]:
+        """Raises TaskFailed for what swebench cannot judge, GraderUnavailable, GraderStalled."""
         self.elsewhere = True  # also where it is ended there
         try:
-            answer, _ = await self._packages.ask(SWEBENCH, {"row": self._row, **fields})
+            answer, _ = await self._packages.ask(SWEBENCH, {"row": self._row, **fields}, timeout_s=timeout_s)
         except PackageError as error:
             raise TaskFailed(f"swebench cannot judge the row of task {self._task.id}: {error}") from error
         self.elsewhere = False
