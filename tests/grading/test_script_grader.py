@@ -90,14 +90,18 @@ async def test_without_a_reward_it_is_an_error_with_what_the_script_said(
 @pytest.mark.parametrize(
     ("work", "changes", "said"),
     [
-        ("sleep 30", {"timeout_s": 2}, "it ran longer than 2 s"),
-        ("kill -9 -1; sleep 5", {}, "neither reward.json nor reward.txt"),
-        ("kill -9 $$", {}, "neither reward.json nor reward.txt"),
-        ("echo nan > /logs/verifier/reward.txt; exit", {}, "no finite number"),
-        ("mkdir /logs/verifier/reward.txt; exit", {}, "it is a folder"),
-        ("rm -rf /logs/verifier; exit", {}, "no reward"),
+        pytest.param("sleep 30", {"timeout_s": 2}, "it ran longer than 2 s", id="hangs"),
+        pytest.param("kill -9 -1; sleep 5", {}, "neither reward.json nor reward.txt", id="kills all"),
+        *(
+            pytest.param(work, {}, said, id=name, marks=pytest.mark.thorough)
+            for name, work, said in (
+                ("kills the script", "kill -9 $$", "neither reward.json nor reward.txt"),
+                ("writes nan", "echo nan > /logs/verifier/reward.txt; exit", "no finite number"),
+                ("a folder", "mkdir /logs/verifier/reward.txt; exit", "it is a folder"),
+                ("no place", "rm -rf /logs/verifier; exit", "no reward"),
+            )
+        ),
     ],
-    ids=["hangs", "kills all", "kills the script", "writes nan", "a folder", "no place"],
 )
 async def test_a_work_that_spoils_its_own_reward_scores_0_where_the_untouched_task_has_one(
     provider: Watched, work: str, changes: dict[str, Any], said: str

@@ -208,6 +208,21 @@ async def test_work_whose_log_stalls_the_package_scores_0_and_holds_up_no_other(
 
 
 @IN_ONE_KIND
+async def test_the_untouched_task_is_judged_once_for_all_works_that_keep_their_tests_from_a_result(
+    provider: Watched, starts: Path
+) -> None:
+    judge = judge_of(provider, python(starts))
+    before, made = len(provider.made), []
+    try:
+        for task in (the_task(), the_task(), the_task(timeout_s=19)):
+            assert (await judge.grade(task, work("raise SystemExit(3)\n"))).reward == 0.0
+            made.append(len(provider.made) - before)
+    finally:
+        await judge.close()
+    assert made == [2, 3, 5]
+
+
+@IN_ONE_KIND
 async def test_a_log_that_stalls_the_package_without_any_work_is_nobodys_0(
     provider: Watched, starts: Path
 ) -> None:

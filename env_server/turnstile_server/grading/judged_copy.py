@@ -11,7 +11,7 @@ which it is judged (where nothing shows that the machine did), scores 0; nothing
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -24,10 +24,12 @@ from turnstile_server.egress.log import NetworkLog
 from turnstile_server.egress.policy import NetworkPhase
 from turnstile_server.errors import FileProblem, SandboxDeath, SandboxFailed, SandboxUnavailable, TaskFailed
 from turnstile_server.grading.bounds import GradingBounds
+from turnstile_server.grading.digest import GraderDigests
 from turnstile_server.grading.programs import PLACE, PROGRAMS, SHARED, pack_programs, python_of
 from turnstile_server.grading.protocol import Component, GradingTools, Work
 from turnstile_server.grading.verdict import DiffVerdict, read_diff
 from turnstile_server.sandboxes.protocol import Command, Sandbox
+from turnstile_server.settings import GradingSettings
 from turnstile_server.spans import OpenSpan, nested
 from turnstile_server.tasks.files import Files
 from turnstile_server.tasks.model import Task
@@ -98,6 +100,7 @@ class JudgedCopies:
         self._bounds = tools.settings.bounds_of(GradingBounds)
         self._task_settings = tools.tasks
         self._places = tools.places
+        self._sound = tools.of_server.get(_SoundTasks, lambda: _SoundTasks(self.pack, tools.settings))
 
     async def judged(self, task: Task, work: Work, judge: CopyJudge) -> Component:
         """The component that ``judge`` gives. Raises as ``Grader.grade`` does."""
@@ -144,14 +147,23 @@ class JudgedCopies:
             finally:
                 attempt.elsewhere = judge.elsewhere
 
+    async def judge_untouched(self, task: Task, judge: Callable[[Sandbox], Awaitable[None]]) -> None:
+        """``judge`` in the task as it begins, in a sandbox of its own, to whose work folder the tests may write,
+        as where a work is. Not where a task of this content is known to have been judged: whether any work can be
+        is the task's alone. Raises as ``judged`` and ``judge`` do."""
+        digest = await anyio.to_thread.run_sync(self._sound.digest, task)
+        if digest in self._sound.known:
+            return
+        async with self.without_work(task) as sandbox:
+            await self._run_diff(sandbox, task, None, ())
+            await judge(sandbox)
+        self._sound.known.add(digest)
+
     @asynccontextmanager
-    async def without_work(self, task: Task, *, open_to_tests: bool = False) -> AsyncIterator[Sandbox]:
-        """The task as it begins, in a sandbox of its own, for a judge that compares. ``open_to_tests``: the tests
-        may write to its work folder, as they may where a work is. Raises as ``judged`` does."""
+    async def without_work(self, task: Task) -> AsyncIterator[Sandbox]:
+        """The task as it begins, in a sandbox of its own, for a judge that compares. Raises as ``judged`` does."""
         async with self._sandbox(task) as sandbox:
             await self._prepare(sandbox, task, None, None)
-            if open_to_tests:
-                await self._run_diff(sandbox, task, None, ())
             sandbox.enter_phase(NetworkPhase.TESTS, None)
             yield sandbox
 
@@ -232,6 +244,14 @@ class JudgedCopies:
     def pack(self, files: Files) -> bytes:
         """The task's files as a tar. Raises TaskFailed."""
         return archive_of(files, self._task_settings)
+
+
+class _SoundTasks:
+    """Tasks whose untouched files were judged, by their digests. One for a server."""
+
+    def __init__(self, pack: Callable[[Files], bytes], settings: GradingSettings) -> None:
+        self.digest = GraderDigests(pack, settings).of
+        self.known: set[str] = set()
 
 
 def _none(judge: CopyJudge, note: str) -> Component:

@@ -98,9 +98,12 @@ class _ScriptJudge:
     async def _without_reward(self, why: str, detail: dict[str, object], diff: DiffVerdict) -> Component:
         """Whose doing it is, as the untouched task shows. Raises ScriptFailed: the task's."""
         self.elsewhere = True
+
+        async def judge(clean: Sandbox) -> None:
+            await self._run(clean, {})
+
         try:
-            async with self._copies.without_work(self._task, open_to_tests=True) as clean:
-                await self._run(clean, {})
+            await self._copies.judge_untouched(self._task, judge)
         except NoReward as error:
             raise self._none(why, str(error), detail) from None
         note = f"it gave no reward: {why}; of the untouched task it gives one"

@@ -86,7 +86,7 @@ class _SweJudge:
             # A parser that fails, or is lost in the work's log: the control tells whose fault that is.
             report = {"graded": False, "infra_failure": one_line(error.message)}
         if not report["graded"]:
-            return self._none(diff, detail, await self._ungraded(script, report, result))
+            return self._none(diff, detail, await self._ungraded(script, report))
         failed = [
             {"id": test, "status": status.lower(), "message": group} for test, group, status in report["failed"]
         ]
@@ -134,19 +134,22 @@ class _SweJudge:
         self.elsewhere = False
         return answer
 
-    async def _ungraded(self, script: str, report: dict[str, Any], result: ExecResult) -> str:
+    async def _ungraded(self, script: str, report: dict[str, Any]) -> str:
         """Reason why the work prevented its own grading. Raises TaskFailed if the task itself cannot be judged:
         its script does not run on what the task ships, either."""
         self.elsewhere = True
-        async with self._copies.without_work(self._task, open_to_tests=True) as clean:
+
+        async def judge(clean: Sandbox) -> None:
             control = await self._run(clean, script)
-        if control.timed_out or not (await self._report(control))["graded"]:
-            log = RunnerLog(control)
-            why = "it runs out of time" if control.timed_out else f"its last lines: {last_lines(log.text)}"
-            raise TaskFailed(
-                f"The tests of task {self._task.id} cannot run, whatever the work: swebench's "
-                f"{self._swe.log_parser} finds no result in their log (exit status {log.exit_code}); {why}"
-            )
+            if control.timed_out or not (await self._report(control))["graded"]:
+                log = RunnerLog(control)
+                why = "it runs out of time" if control.timed_out else f"its last lines: {last_lines(log.text)}"
+                raise TaskFailed(
+                    f"The tests of task {self._task.id} cannot run, whatever the work: swebench's "
+                    f"{self._swe.log_parser} finds no result in their log (exit status {log.exit_code}); {why}"
+                )
+
+        await self._copies.judge_untouched(self._task, judge)
         kind = f" ({report['infra_failure']})" if report["infra_failure"] else ""
         return f"swebench finds no result in the log{kind}, but one in that of the untouched task"
 
