@@ -82,7 +82,7 @@ FORMS = {
 }
 
 
-@pytest.mark.cases(4)
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("form", FORMS)
 @IN_BUBBLEWRAP
 async def test_a_row_of_each_form_is_sound_as_it_is(

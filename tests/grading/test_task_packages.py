@@ -279,6 +279,7 @@ def problems_of(file: Path, names: list[str]) -> dict[str, str]:
 
 
 @needs_packages
+@pytest.mark.thorough
 def test_a_set_up_script_is_run_by_the_program_that_it_names(sources: Path, tmp_path: Path) -> None:
     tasks = load_tasks([f"inspect:{sources}/chains.py:set_up"], SETTINGS)
     scratch = tmp_path / "tmp"
@@ -297,6 +298,7 @@ def test_a_set_up_script_is_run_by_the_program_that_it_names(sources: Path, tmp_
 
 
 @needs_packages
+@pytest.mark.thorough
 def test_a_compose_file_beside_an_inspect_task_counts_as_its_sandbox(tmp_path: Path) -> None:
     file = tmp_path / "chains.py"
     file.write_text(INSPECT_CHAINS)
@@ -357,6 +359,7 @@ def test_tasks_that_are_others_each_time_are_refused(sources: Path) -> None:
 
 
 @needs_packages
+@pytest.mark.thorough
 def test_samples_of_one_content_have_ids_of_their_own(sources: Path) -> None:
     first, _, third = load_tasks([f"inspect:{sources}/chains.py:twins"], SETTINGS).ids
     assert third == f"{first}-2"
@@ -383,6 +386,7 @@ async def test_a_task_that_its_package_has_no_more_is_graded_by_no_other(tmp_pat
 
 
 @needs_packages
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("source", "said"),
     [

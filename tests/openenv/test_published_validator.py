@@ -15,6 +15,7 @@ from turnstile_server.commands.openenv_layout import write_layout
 pytestmark = [pytest.mark.agents, needs_openenv]
 
 
+@pytest.mark.thorough  # CI holds the built image to the running level
 def test_the_manifests_of_the_repository_and_of_a_layout_pass(tmp_path: Path) -> None:
     subprocess.run(["git", "clone", "-q", ROOT, tmp_path / "checkout"], check=True)
     write_layout(tmp_path / "space", ROOT, "space")
