@@ -264,3 +264,106 @@ def nearly():
 
 def text():
     return S("abc")
+
+
+class Hollow(list):
+    """Says what it has, and iterates over nothing."""
+
+    def __iter__(self):
+        return iter(())
+
+
+class HollowDict(dict):
+    def __iter__(self):
+        return iter(())
+
+    def keys(self):
+        return {}.keys()
+
+
+class Sized:
+    """No list, but with the length of one."""
+
+    def __init__(self, *items):
+        self.items = items
+
+    def __len__(self):
+        return len(self.items)
+
+    def __iter__(self):
+        return iter(self.items)
+
+
+class HollowSized(Sized):
+    def __iter__(self):
+        return iter(())
+
+
+class Growing(list):
+    """Honest: iterates over more than it holds."""
+
+    def __iter__(self):
+        return iter([*list.__iter__(self), 9])
+
+
+def hollow(kind, items):
+    return {"list": Hollow, "dict": HollowDict, "sized": lambda items: HollowSized(*items)}[kind](items)
+
+
+def sized(*items):
+    return Sized(*items)
+
+
+def grown(items):
+    return Growing(items)
+
+
+def nothing_left(x=None, *rest):
+    raise StopIteration
+
+
+class NothingLeft:
+    @property
+    def name(self):
+        raise StopIteration
+
+    def __len__(self):
+        raise StopIteration
+
+    def __getitem__(self, at):
+        raise StopIteration
+
+    def __call__(self, *x):
+        raise StopIteration
+
+
+def echoing():
+    got = 0
+    while got is not None:
+        got = yield got
+
+
+async def echoing_async():
+    got = 0
+    while got is not None:
+        got = yield got
+
+
+async def nothing_left_async(x=None):
+    raise StopAsyncIteration
+
+
+async def cancelled():
+    import asyncio
+
+    raise asyncio.CancelledError
+
+
+async def waits(event):
+    await event.wait()
+    return "done"
+
+
+def fills(target):
+    target.check = lambda *x: True
+    return target

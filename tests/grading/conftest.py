@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 import pytest
 from grading_support import NO_AGENTS, SANDBOXES, Watched
 from reward_attacks.attack import RewardAttack
 
+from turnstile_server.grading.inside.boundary.work_process import WorkProcess
 from turnstile_server.sandboxes.background import BackgroundTasks
 from turnstile_server.sandboxes.docker.provider import DockerProvider
 from turnstile_server.sandboxes.local.provider import LocalProvider
@@ -86,3 +89,34 @@ async def provider(request: pytest.FixtureRequest, anyio_backend: str) -> AsyncI
     finally:
         shutil.rmtree(run_dir, ignore_errors=True)
     assert made.left == 0
+
+
+class StartedWork:
+    """A process of this user, in the place of a launched one."""
+
+    def __init__(self, argv: list[str], stdio: tuple[int, int, int]) -> None:
+        self.process = subprocess.Popen(argv, stdin=stdio[0], cwd=FOLDER)
+
+    def fileno(self) -> int:
+        return os.open(os.devnull, os.O_RDONLY)
+
+    def wait(self) -> dict[str, Any]:
+        return {"exit_code": self.process.wait()}
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture
+def work() -> Iterator[WorkProcess]:
+    made = WorkProcess(StartedWork, [str(FOLDER)])
+    yield made
+    made.end()
+
+
+@pytest.fixture
+def lib(work: WorkProcess) -> Any:
+    """``boundary_lib``, of a process of its own."""
+    peer, told = work.import_module("boundary_lib")
+    return peer.imports.module(told["module"], "boundary_lib", None)

@@ -10,14 +10,11 @@ import fractions
 import inspect
 import io
 import math
-import os
-import subprocess
 import sys
 import threading
 import unittest
 import uuid
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 from unittest import mock
@@ -27,39 +24,6 @@ import pytest
 from turnstile_server.grading.inside.boundary.proxies import BoundaryError
 from turnstile_server.grading.inside.boundary.work_process import WorkProcess
 from waiting import wait_until_sync
-
-HERE = Path(__file__).parent
-
-
-class Started:
-    """A process of this user, in the place of a launched one."""
-
-    def __init__(self, argv: list[str], stdio: tuple[int, int, int]) -> None:
-        self.process = subprocess.Popen(argv, stdin=stdio[0], cwd=HERE)
-
-    def fileno(self) -> int:
-        return os.open(os.devnull, os.O_RDONLY)
-
-    def wait(self) -> dict[str, Any]:
-        return {"exit_code": self.process.wait()}
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-
-@pytest.fixture
-def work() -> Iterator[WorkProcess]:
-    made = WorkProcess(Started, [str(HERE)])
-    yield made
-    made.end()
-
-
-@pytest.fixture
-def lib(work: WorkProcess) -> Any:
-    peer, told = work.import_module("boundary_lib")
-    return peer.imports.module(told["module"], "boundary_lib", None)
-
 
 VALUES = [
     None, True, 0, -1, 10**40, -(10**40), 1.5, -0.0, math.inf, 2j, "", "é\ud800\n\0", b"\x00\xff", bytearray(b"x"),

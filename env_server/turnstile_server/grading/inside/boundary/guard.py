@@ -154,8 +154,7 @@ class TestsRules:
         return not (_is_mock(value) and _is_of_mocks(name))
 
     def may_set(self, value: Any, name: str) -> bool:
-        own = not isinstance(value, (*_OPAQUE, type)) and not is_standard(str(type(value).__module__))
-        return own and not name.startswith("_")
+        return False
 
     def may_call(self, value: Any) -> bool:
         """Not a class of the standard library: the work knows it as that of an object it was handed. Those that a
@@ -187,6 +186,24 @@ def may_be_raised(kind: type) -> bool:
     if not allowed and "asyncio" in sys.modules:
         allowed = kind is vars(sys.modules["asyncio"])["CancelledError"]
     return allowed
+
+
+def without_meaning(error: BaseException, *, ends: bool) -> BaseException:
+    """An exception of the work as it is raised in the process that judges. Those by which Python and asyncio steer
+    what runs there (the end of an iteration, a cancelled task) would end a loop or a task of the test's as if all
+    were well: they become a RuntimeError, as in a generator (PEP 479). ``ends``: the work was asked for what comes
+    next, so it may say that nothing does."""
+    if ends and isinstance(error, (StopIteration, StopAsyncIteration)):
+        return error
+    cancelled = vars(sys.modules["asyncio"])["CancelledError"] if "asyncio" in sys.modules else ()
+    if not isinstance(error, (StopIteration, StopAsyncIteration, cancelled)):
+        return error
+    made = RuntimeError(
+        f"the work raised {type(error).__qualname__}, which would end a loop or a task of the test's; a test of "
+        "that needs `trust: in_process`"
+    )
+    made.__cause__ = error
+    return made
 
 
 def nearest_builtin(kind: type) -> str:

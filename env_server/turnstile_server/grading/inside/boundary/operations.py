@@ -98,6 +98,10 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "__fspath__": os.fspath,
     **{f"__{name}__": _method(f"__{name}__") for name in ("enter", "exit", "aenter", "aexit", "aiter", "anext")},
 }
+CONTENTS: dict[str, Callable[[Any], Any]] = {"__iter__": iter, "__len__": len, "__reversed__": reversed}
+"""Those that say what an object holds."""
+STEPS = frozenset(("__next__", "__anext__", "send", "throw", "asend", "athrow"))
+"""Methods for which a StopIteration or StopAsyncIteration means that nothing is left."""
 AWAITABLE = "__await__"
 """A special method, too; it takes a conversation of its own (``peer``)."""
 
@@ -109,12 +113,13 @@ COPIES: dict[str, Callable[[Any], Any]] = {
     "bytes": lambda v: bytes.__getitem__(v, slice(None)),
     "tuple": lambda v: tuple.__getitem__(v, slice(None)),
     "frozenset": lambda v: frozenset(frozenset.__iter__(v)),
-    "list": lambda v: list(list.__iter__(v)),
-    "dict": lambda v: {key: dict.__getitem__(v, key) for key in dict.__iter__(v)},
-    "set": lambda v: set(set.__iter__(v)),
+    "list": list,
+    "dict": lambda v: {key: v[key] for key in v},
+    "set": set,
     "bytearray": lambda v: bytearray(bytearray.__iter__(v)),
 }
-"""The plain value in an instance of a subclass, by the name of the built-in base."""
+"""The plain value of an instance of a subclass, by the name of the built-in base: of what can change, what its own
+iteration gives, so that what it holds and what it equals are one value."""
 FIXED = ("int", "float", "complex", "str", "bytes", "tuple", "frozenset")
 """Bases whose instances cannot change, so that they cross with their value."""
 

@@ -21,9 +21,10 @@ from typing import Any
 from .changes import same, snapshot
 from .exports import Exports, Rules
 from .failures import Failures
+from .guard import without_meaning
 from .imports import Imports
 from .mailboxes import Mailboxes
-from .proxies import BoundaryError
+from .proxies import BoundaryError, origin_of
 from .proxy_operators import ProxyOperators
 from .service import Service
 from .wire import Channel, Decoder, Encoder, WireError
@@ -83,15 +84,21 @@ class Peer:
         else:
             raise BoundaryError("an operation waits outside of an event loop")
         if raised:
-            raise value
+            raise self._believed(value, op, args)
         return self.operators.derived(op, args, value) if self.rules.strict else value
 
     def awaited(self, own: Any) -> Generator[Any, Any, Any]:
         """Runs an awaitable of the other side to its end; the generator of an ``__await__`` here."""
         value, raised = yield from self._talk("await", (own,), awaits=True)
         if raised:
-            raise value
+            raise self._believed(value, "await", (own,))
         return value
+
+    def _believed(self, error: BaseException, op: str, args: tuple[Any, ...]) -> BaseException:
+        """The exception to raise for one that came. One of this side's own has only come back."""
+        if not self.rules.strict or origin_of(error) is None:
+            return error
+        return without_meaning(error, ends=self.operators.may_end(op, args))
 
     def partners(self) -> list[int | None]:
         """Whom this thread talks with."""

@@ -19,7 +19,16 @@ import types
 from collections.abc import Callable, Generator
 from typing import Any, Protocol
 
-from .operations import ARITHMETIC, AWAITABLE, COMPARISONS, IN_PLACE, MEASURES, OPERATIONS, PREDICATES
+from .operations import (
+    ARITHMETIC,
+    AWAITABLE,
+    COMPARISONS,
+    CONTENTS,
+    IN_PLACE,
+    MEASURES,
+    OPERATIONS,
+    PREDICATES,
+)
 
 _MEMORY = ("__array", "__cuda_array", "__dlpack", "__dataframe", "__buffer")
 """Protocols by which an object names memory of this process, or takes over comparisons (numpy)."""
@@ -47,6 +56,8 @@ class Operators(Protocol):
 
     def contains(self, own: Any, item: Any) -> bool: ...
 
+    def content(self, name: str, own: Any) -> Any: ...
+
     def predicate(self, name: str, own: Any) -> Any: ...
 
     def leave(self, own: Any, args: tuple[Any, ...]) -> Any: ...
@@ -71,7 +82,7 @@ class Asker(Protocol):
 class Origin:
     """Origin of a proxy. ``copies``: the built-in base of its class whose value it has, or None."""
 
-    __slots__ = ("apart", "copies", "given", "mixed", "number", "peer", "running")
+    __slots__ = ("apart", "copies", "given", "mixed", "number", "peer", "running", "steps")
 
     def __init__(self, peer: Asker, number: int, copies: str | None) -> None:
         self.peer = peer
@@ -81,6 +92,8 @@ class Origin:
         """It came of arithmetic with a plain number (``proxy_operators``)."""
         self.apart: str | None = None
         """It says how far something is from a value of the test's: which of its numbers are not believed."""
+        self.steps = False
+        """A method of an iterator, or what such a method gave to be awaited: it may say that nothing is left."""
         self.given = False
         """A class or a module that came as a result, where a test expects a value."""
         self.running: Generator[Any, Any, Any] | None = None
@@ -232,6 +245,8 @@ def _special(name: str) -> Callable[..., Any]:
         return lambda self, *args: _origin(self).peer.operators.arithmetic(name, self, args)
     if name in MEASURES:
         return lambda self, *args: _origin(self).peer.operators.measure(name, self, args)
+    if name in CONTENTS:
+        return lambda self: _origin(self).peer.operators.content(name, self)
     if name == "__contains__":
         return lambda self, item: _origin(self).peer.operators.contains(self, item)
     if name == "__exit__":

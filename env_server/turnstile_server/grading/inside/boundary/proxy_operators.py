@@ -14,7 +14,7 @@ import numbers
 import secrets
 from typing import Any
 
-from .operations import DISTANCES
+from .operations import COMPARISONS, CONTENTS, DISTANCES, STEPS
 from .proxies import Asker, BoundaryError, ModuleProxy, Origin, ProxyClass, origin_of
 from .wire import PLAIN
 
@@ -49,6 +49,8 @@ class ProxyOperators:
             mine = self.plain(own)
             if beside is not None and beside.copies is not None and beside.peer is self._peer:
                 other = self.plain(other)
+            if beside is None:  # an object of the test's that compares itself gets the copy, too
+                return COMPARISONS[name](mine, other)
             return _compared(name, mine, other)
         if beside is not None and beside.peer is self._peer:
             if name == "__eq__" and beside.number == origin.number:
@@ -115,6 +117,8 @@ class ProxyOperators:
         beside, origin = origin_of(value), origin_of(own)
         if beside is not None and isinstance(value, (ModuleProxy, ProxyClass)):
             beside.given = beside.given or not (op == "get" and isinstance(own, (ModuleProxy, ProxyClass)))
+        if beside is not None and not isinstance(value, (ModuleProxy, ProxyClass)):
+            beside.steps = beside.steps or (op == "get" and args[1] in STEPS) or self.may_end(op, args)
         if origin is None or origin.apart is None:
             return value
         if beside is not None:
@@ -147,6 +151,29 @@ class ProxyOperators:
         if self._strict and self._mixed(own):
             raise self._chosen(name, own)
         return self._peer.ask("op", name, own, args, {})
+
+    def content(self, name: str, own: Any) -> Any:
+        """What an object holds, or how much. Strict: of a plain value the same as it equals; of another object no
+        iteration that its length contradicts. An object of a library would else find nothing to compare."""
+        if self._strict and self._origin(own).copies is not None:
+            return CONTENTS[name](self.plain(own))
+        if not self._strict or name != "__iter__" or not _has_length(own):
+            return self._peer.ask("op", name, own, (), {})
+        items, length = self._peer.ask("items", own), self._peer.ask("op", "__len__", own, (), {})
+        if type(items) is not list or len(items) != length:
+            found = len(items) if type(items) is list else items
+            raise BoundaryError(
+                f"an object of {self._other} ({type(own).__qualname__}) has the length {_shown(length)} and "
+                f"iterates over {_shown(found)}"
+            )
+        return iter(items)
+
+    def may_end(self, op: str, args: tuple[Any, ...]) -> bool:
+        """True if an operation may say, by its exception, that nothing is left."""
+        if op == "op" and args[0] in STEPS:
+            return True
+        origin = origin_of(args[1] if op == "op" else args[0]) if args else None
+        return origin is not None and origin.steps and (op in ("await", "call") or args[0] == "__call__")
 
     def contains(self, own: Any, item: Any) -> bool:
         """Strict: what has an item does not have random others of its kind, too."""
@@ -225,6 +252,11 @@ def _is_unequal(answer: Any) -> bool:
 def _compared(name: str, one: Any, other: Any) -> Any:
     # Not ``one == other``: a NotImplemented is for Python to go on with, as after any special method.
     return getattr(type(one), name)(one, other)
+
+
+def _has_length(own: Any) -> bool:
+    # Not ``hasattr``: the class of its class has one.
+    return any("__len__" in vars(base) for base in type(own).__mro__)
 
 
 def _shown(value: Any) -> str:

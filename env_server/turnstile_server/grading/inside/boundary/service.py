@@ -1,8 +1,8 @@
 """The operations that one side does for the other, on its own objects.
 
 ``get``, ``set``, ``del`` (an attribute), ``call``, ``op`` (a special method), ``copy`` (the plain value of an
-instance of a built-in type's subclass), ``names``, ``await``, ``echo``; what more there is (``import``; ``write``
-and ``read`` of the standard streams) is added by the program of each side.
+instance of a built-in type's subclass), ``items`` (what iterating gives), ``names``, ``await``, ``echo``; what
+more there is (``import``; ``write`` and ``read`` of the standard streams) is added by the program of each side.
 
 Python 3.9 or later, standard library only.
 """
@@ -18,7 +18,7 @@ from .operations import COPIES, OPERATIONS, plain_base
 from .proxies import BoundaryError
 
 Operation = Callable[..., Any]
-_OF_OBJECTS = frozenset(("get", "set", "del", "call", "copy", "names", "await", "op"))
+_OF_OBJECTS = frozenset(("get", "set", "del", "call", "copy", "items", "names", "await", "op"))
 """Their target is their first argument, of ``op`` the second."""
 
 
@@ -43,6 +43,7 @@ class Service:
             "call": self._call,
             "op": self._operate,
             "copy": self._copy,
+            "items": list,
             "names": self._names,
             "await": self._await,
             "echo": lambda value: value,
@@ -88,7 +89,10 @@ class Service:
 
     def _check(self, target: Any, name: str, allowed: bool, done: str) -> None:
         if type(name) is not str or not allowed:
-            raise AttributeError(f"{type(target).__name__!s}.{name!s} cannot be {done} from the other process")
+            raise AttributeError(
+                f"{type(target).__name__!s}.{name!s} cannot be {done} from the other process (without "
+                "`trust: in_process`)"
+            )
 
     def _call(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._check(target, "__call__", self._peer.rules.may_call(target), "called")
