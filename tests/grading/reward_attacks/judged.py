@@ -18,6 +18,41 @@ class Hidden(unittest.TestCase):
     def test_seventeen(self):
         self.assertEqual(double(17), 34)
 """
+STEERED = """
+import asyncio, unittest
+from mathx import adouble, double
+class Hidden(unittest.TestCase):
+    def test_two(self):
+        self.assertTrue(all(map(lambda n: double(n) == 2 * n, (2, 17))))
+    def test_seventeen(self):
+        async def check(n):
+            self.assertEqual(await adouble(n), 2 * n)
+        async def both():
+            async with asyncio.TaskGroup() as group:
+                group.create_task(check(2))
+                group.create_task(check(17))
+        asyncio.run(both())
+"""
+FAKE = """
+import unittest
+from mathx import pay
+class Till:
+    def __init__(self):
+        self.total = 0
+    def take(self, amount):
+        self.total += amount
+    def holds(self, amount):
+        return self.total == amount
+class Hidden(unittest.TestCase):
+    def test_two(self):
+        till = Till()
+        pay(till, 2)
+        self.assertTrue(till.holds(4))
+    def test_seventeen(self):
+        till = Till()
+        pay(till, 17)
+        self.assertTrue(till.holds(34))
+"""
 RUNS_THE_PROGRAM = """
 failed=0
 # 3 4 7
@@ -31,6 +66,11 @@ exit $failed
 COMPARES = 'cmp -s out.txt "${0%/*}/expected.txt"\n'
 ASKS_GIT = 'git status --porcelain >/dev/null 2>&1\ntest "$(cat out.txt)" = 42\n'
 _MODULE = {"mathx/__init__.py": BUG, "tests/__init__.py": "", "tests/test_visible.py": VISIBLE}
+_IMPORTED: dict[Kind, tuple[dict[str, str], str]] = {
+    "module": (_MODULE, HIDDEN),
+    "steered": ({"mathx/__init__.py": f"{BUG}async def adouble(n):\n    return n + 1\n"}, STEERED),
+    "fake": ({"mathx/__init__.py": "def pay(till, n):\n    till.take(n)\n"}, FAKE),
+}
 _CHECKED: dict[Kind, tuple[dict[str, str], dict[str, str]]] = {
     "program": ({"total.sh": "echo 0\n"}, {"check.sh": RUNS_THE_PROGRAM}),
     "file": ({"out.txt": "0\n"}, {"check.sh": COMPARES, "expected.txt": "4711 is the answer\n"}),
@@ -39,6 +79,8 @@ _CHECKED: dict[Kind, tuple[dict[str, str], dict[str, str]]] = {
 EXPECTED = ("test_hidden.Hidden.test_two", "test_hidden.Hidden.test_seventeen")
 GOLD: dict[Kind, dict[str, Content]] = {
     "module": {"mathx/__init__.py": FIX},
+    "steered": {"mathx/__init__.py": f"{FIX}async def adouble(n):\n    return 2 * n\n"},
+    "fake": {"mathx/__init__.py": "def pay(till, n):\n    till.take(2 * n)\n"},
     "program": {"total.sh": "echo $(($1 + $2))\n"},
     "file": {"out.txt": "4711 is the answer\n"},
     "git": {"out.txt": "42\n"},
@@ -47,8 +89,9 @@ GOLD: dict[Kind, dict[str, Content]] = {
 
 def judged_task(kind: Kind, trust: str = "boundary") -> Task:
     tests: dict[str, Any] = {"trust": trust, "timeout_s": 60}
-    if kind == "module":
-        base, tests = _MODULE, {**tests, "files": {"inline": {"test_hidden.py": HIDDEN}}, "expected": EXPECTED}
+    if kind in _IMPORTED:
+        base, text = _IMPORTED[kind]
+        tests |= {"files": {"inline": {"test_hidden.py": text}}, "expected": EXPECTED}
     else:
         base, hidden = _CHECKED[kind]
         tests |= {"files": {"inline": hidden}, "runner": "command", "command": ["bash", "{tests}/check.sh"]}
