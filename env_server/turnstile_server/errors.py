@@ -54,6 +54,13 @@ class ModelCannotServe(InvalidRequest):
     fault = Fault.SETUP
 
 
+class ImagesNotServed(ModelCannotServe):
+    """The agent sent a part that is no text (a picture, a document, sound), and ``gate.images`` is ``refuse``.
+    Fails the episode, also one that has turns (``gate/session.py``)."""
+
+    type = "images_not_served"
+
+
 class Unauthorized(TurnstileError):
     """The key is missing, wrong, or that of another episode."""
 

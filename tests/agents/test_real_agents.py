@@ -97,6 +97,23 @@ async def play_episode(
     return Seen(told, witness)
 
 
+PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+"""A picture of one pixel."""
+
+
+def looking(task: Task, settings: Settings) -> Policy:
+    """Writes a picture, looks at it by Claude Code's own tool, and solves the task after that."""
+    write = f"echo {PNG} | base64 -d > /tmp/a.png"
+    solve = ShellPolicy([write, "true", *solution_commands(task, settings.tasks)])
+
+    def policy(scene: PolicyInput) -> Step:
+        if "Read" in scene.tools and scene.calls_made == 1:
+            return Step(tool="Read", arguments={"file_path": "/tmp/a.png"})
+        return solve(scene)
+
+    return policy
+
+
 def process_of(sandbox_id: str, settings: Settings) -> int:
     """A process in the sandbox's network name space."""
     if settings.sandboxes.kind == "local":
@@ -164,3 +181,11 @@ async def test_it_hands_in_an_answer_through_the_tool_door(agent: str, settings:
     assert seen.told.accounted
     assert seen.told.samples.stats.breaks == EXPECTED[agent].get("breaks", {})
     assert seen.witness.contacts == set()
+
+
+async def test_a_picture_that_claude_code_looks_at_is_a_text_on_the_same_path(settings: Settings) -> None:
+    seen = await play_episode("claude-code", settings, TASK, looking)
+    assert_solved(seen.told)
+    stats = seen.told.samples.stats
+    assert (stats.breaks, stats.roots, stats.cosmetic["image_omitted"]) == ({}, 1, 1)
+    assert any("[image omitted]" in one.content for turn in seen.told.turns for one in turn.new_messages)

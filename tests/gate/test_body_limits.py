@@ -17,6 +17,7 @@ from turnstile_server.gate.body import BodyParser
 from turnstile_server.gate.dialects.anthropic import AnthropicDialect
 from turnstile_server.gate.dialects.base import NO_PARAMS, ModelRequest
 from turnstile_server.gate.dialects.chat import ChatDialect
+from turnstile_server.gate.dialects.media import REFUSED, Media
 from turnstile_server.gate.dialects.parse_cache import ParseCache
 from turnstile_server.settings import GateSettings
 
@@ -30,10 +31,14 @@ class NotedChat(ChatDialect):
         self.inline: list[bool] = []
 
     def parse(
-        self, body: bytes, before: ParseCache | None = None, params: Mapping[str, str] = NO_PARAMS
+        self,
+        body: bytes,
+        before: ParseCache | None = None,
+        params: Mapping[str, str] = NO_PARAMS,
+        media: Media = REFUSED,
     ) -> ModelRequest:
         self.inline.append(threading.current_thread() is threading.main_thread())
-        return super().parse(body, before, params)
+        return super().parse(body, before, params, media)
 
 
 def chat_body(count: int) -> bytes:

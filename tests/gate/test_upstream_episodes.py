@@ -36,6 +36,8 @@ Format = Literal["chat", "messages"]
 END = {"chat": "stop", "messages": "end_turn"}
 TOOL = {"name": "shell", "description": "Runs.", "parameters": {"type": "object", "properties": {}}}
 
+PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+
 TEXT, THOUGHT, ARGUMENTS = "One call.", "I think.", '{"command": "ls"}'
 
 
@@ -296,3 +298,14 @@ async def test_what_another_model_was_fed_is_no_beginning_of_a_fork() -> None:
     check_fork(None, "another")
     with pytest.raises(Conflict, match="another model or chat template"):
         check_fork(point, "another")
+
+
+async def test_pictures_are_no_part_of_an_evaluation() -> None:
+    """The record of a hosted model is text, so it is shown text, and that is counted."""
+    model = HostedModel(script=[Reply("I see none.", finish="stop")])
+    async with evaluating(model) as server, agent_of(server) as agent:
+        response = await agent.chat({"role": "user", "content": [{"type": "text", "text": "see "}, PICTURE]})
+        assert response.status_code == 200
+        [turn] = await turns_of(server, agent)
+        assert turn["echo"] == ["image_omitted"]
+    assert model.bodies[-1]["messages"] == [{"role": "user", "content": "see [image omitted]"}]

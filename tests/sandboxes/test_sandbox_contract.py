@@ -10,6 +10,7 @@ import anyio
 import pytest
 from sandbox_providers import LIMITS, SPEC, Backend
 
+from bounded import rebounded
 from turnstile_server.errors import SandboxFailed
 from turnstile_server.sandboxes.background import BackgroundTasks
 from turnstile_server.sandboxes.endpoint import AgentEndpoint
@@ -157,7 +158,7 @@ async def test_output_of_children_is_waited_for_within_the_grace(
     grace_s: float,
     stdout: bytes,
 ) -> None:
-    provider = backend.make(sandbox_settings.model_copy(update={"output_grace_s": grace_s}), run_dir)
+    provider = backend.make(rebounded(sandbox_settings, output_grace_s=grace_s), run_dir)
     await provider.start(agents, tasks)
     sandbox = await provider.create(SPEC)
     result = await sandbox.exec(Command(("sh", "-c", "(sleep 0.5; echo late) & echo now")))
@@ -172,7 +173,7 @@ async def test_what_was_written_before_the_end_is_kept_without_any_grace(
     agents: AgentEndpoint,
     tasks: BackgroundTasks,
 ) -> None:
-    provider = backend.make(sandbox_settings.model_copy(update={"output_grace_s": 0.0}), run_dir)
+    provider = backend.make(rebounded(sandbox_settings, output_grace_s=0.0), run_dir)
     await provider.start(agents, tasks)
     sandbox = await provider.create(SPEC)
     held = Command(("sh", "-c", f"sleep {_SECONDS} & head -c 60000 /dev/zero; echo now >&2"))

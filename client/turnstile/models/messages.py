@@ -31,7 +31,9 @@ class ToolCall:
 class Message:
     """One message. ``reasoning`` and ``tool_calls`` occur on ``assistant``, ``tool_call_id`` on ``tool``.
 
-    ``name`` is the participant's name where the dialect has one. Absent text is ``""``.
+    ``name`` is the participant's name where the dialect has one. Absent text is ``""``. ``omitted``: the kinds of
+    the parts that the model was not shown (``image``, ``document``, ``audio``, ``video``); each has a text in its
+    place in ``content``.
     """
 
     role: Role
@@ -40,6 +42,7 @@ class Message:
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
     name: str | None = None
+    omitted: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

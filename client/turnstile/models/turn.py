@@ -216,7 +216,8 @@ class TurnFacts(Model):
     """The conversation of this call by the agent's own headers."""
     echo: tuple[str, ...] = ()
     """Tolerated differences by name: how the agent sent the parent's reply back, and how its messages were written
-    because the chat template does not keep them as they are."""
+    because the chat template does not keep them as they are, or the model reads text only (``image_omitted``, once
+    for each)."""
     rerendered_tokens: int = 0
     """Prompt tokens rendered again because of a break (0 on an append-only path)."""
     step: int = Field(default=0, ge=0)

@@ -8,6 +8,7 @@ decides, admits and delivers.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Protocol
 
 import anyio
@@ -30,6 +31,11 @@ class CallAnswerer(Protocol):
     @property
     def template_hash(self) -> str:
         """Names what turns messages into the model's input: part of the identity of tools, and of each turn."""
+        ...
+
+    @property
+    def media_words(self) -> Mapping[str, str]:
+        """The text in the place of a part that the model is not shown, by its kind."""
         ...
 
     def check(self, request: ModelRequest) -> None:

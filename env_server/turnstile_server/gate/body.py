@@ -22,9 +22,11 @@ import anyio.to_thread
 from turnstile_server.errors import ContextOverflow, InvalidRequest
 from turnstile_server.gate.bounds import GateBounds
 from turnstile_server.gate.dialects.base import Dialect, ModelRequest
+from turnstile_server.gate.dialects.media import Media
 from turnstile_server.gate.dialects.parse_cache import ParseCache
 from turnstile_server.gate.dialects.tool_lists import ToolLists
 from turnstile_server.http.json_values import Weight, count_values, weigh
+from turnstile_server.rendering.media_words import OMITTED
 from turnstile_server.settings import GateSettings
 
 LEAST_PROMPT_BYTES = 4 << 20
@@ -51,8 +53,12 @@ template writes a tool, and a call's arguments, as JSON in one step, which keeps
 class BodyParser:
     """Parses the bodies of model calls."""
 
-    def __init__(self, settings: GateSettings, context_length: int) -> None:
+    def __init__(
+        self, settings: GateSettings, context_length: int, media_words: Mapping[str, str] = OMITTED
+    ) -> None:
+        """``media_words``: the text in the place of a part that the model is not shown, by its kind."""
         self._settings = settings
+        self._media = Media(media_words if settings.images == "omit" else None)
         self._bounds = settings.bounds_of(GateBounds)
         self._context_length = context_length
         default = max(LEAST_PROMPT_BYTES, BYTES_PER_TOKEN * context_length)
@@ -116,7 +122,7 @@ class BodyParser:
     def _parse_small(
         self, dialect: Dialect, body: bytes, before: ParseCache | None, params: Mapping[str, str]
     ) -> ModelRequest:
-        request = dialect.parse(body, before, params)
+        request = dialect.parse(body, before, params, self._media)
         self._check_values(request, body)
         return request
 
@@ -143,7 +149,7 @@ class BodyParser:
     ) -> ModelRequest:
         most = self._settings.max_body_values
         values = count_values(body, most)
-        request = None if values > most else dialect.parse(body, fresh, params)
+        request = None if values > most else dialect.parse(body, fresh, params, self._media)
         for message in () if request is None else request.messages:
             for call in message.tool_calls:
                 values += count_values(call.arguments.encode("utf-8", "surrogatepass"), most)

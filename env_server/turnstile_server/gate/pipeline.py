@@ -53,7 +53,7 @@ class CallPipeline:
         self._settings = settings
         self._bounds = settings.bounds_of(GateBounds)
         self._stopping = stopping
-        self._bodies = BodyParser(settings, context_length)
+        self._bodies = BodyParser(settings, context_length, answerer.media_words)
         self._counting = anyio.CapacityLimiter(self._bounds.render_threads)
         """Calls that count the tokens of a large body, which takes many times its memory; others wait."""
         self._tasks: anyio.abc.TaskGroup = anyio.create_task_group()

@@ -28,6 +28,7 @@ from turnstile_server.engines.protocol import CallOrigin
 from turnstile_server.errors import (
     BudgetExhausted,
     ContextOverflow,
+    ImagesNotServed,
     ModelCannotServe,
     TooManyCalls,
     TooManyRefusals,
@@ -228,7 +229,8 @@ class EpisodeSession:
         or after ``max_refusals`` in a row.
 
         A set-up that cannot serve even the first turn ends the episode at once. Once there is a turn, such a
-        refusal is the agent's like any other: it must be no way out of a bad reward.
+        refusal is the agent's like any other: it must be no way out of a bad reward. Only what ``gate.images``
+        refuses ends it later, too, as who set that wants it.
 
         Does not where ``call`` was abandoned: its caller went away, and was refused nothing. Bugs, and errors that
         a later attempt may cure, do not count. Refusals alone stop few agents.
@@ -245,7 +247,8 @@ class EpisodeSession:
             return
         self._refusals += 1
         if isinstance(error, BudgetExhausted) or (
-            isinstance(error, ModelCannotServe) and len(self.tree) == self.tree.inherited
+            isinstance(error, ModelCannotServe)
+            and (isinstance(error, ImagesNotServed) or len(self.tree) == self.tree.inherited)
         ):
             self._on_exhausted(error)
         elif self._refusals >= self.limits.max_refusals:

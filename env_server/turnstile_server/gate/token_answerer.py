@@ -6,6 +6,7 @@ tokens and logprobs do (4, 5); sampled tokens that become no turn are counted as
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import aclosing
 
 import anyio
@@ -53,6 +54,10 @@ class TokenAnswerer(CallAnswerer):
     @property
     def template_hash(self) -> str:
         return self._renderer.template_hash
+
+    @property
+    def media_words(self) -> Mapping[str, str]:
+        return self._renderer.media_words
 
     def check(self, request: ModelRequest) -> None:
         self._renderer.check_tools(request.tools)

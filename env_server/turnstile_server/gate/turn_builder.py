@@ -105,16 +105,23 @@ class CallContext:
         within = self.thread is not None and self.thread.parent is not None
         return None if self.match.parent is None or within else self.match.parent.turn_id
 
+    def new_messages(self, parent: Node | None) -> Sequence[Message]:
+        """The messages of its turn below ``parent``. A new root was fed the whole conversation, so the whole
+        conversation is its new messages."""
+        return self.request.messages if parent is None else self.match.new_messages
+
+    def omitted(self, parent: Node | None) -> list[str]:
+        """A name for each part of the new messages that the model was not shown, to be counted."""
+        return [f"{kind}_omitted" for message in self.new_messages(parent) for kind in message.omitted]
+
     def facts(self, parent: Node | None) -> dict[str, Any]:
         """The fields of its turn, below ``parent``, that are known before it is answered."""
-        # A new root was fed the whole conversation, so the whole conversation is its new messages.
-        new = self.request.messages if parent is None else self.match.new_messages
         return {
             "parent_id": None if parent is None else parent.turn_id,
             "dialect": self.dialect,
             "asked_sampling": dict(self.request.asked),
             "tools_key": self.tools_key,
-            "new_messages": tuple(new),
+            "new_messages": tuple(self.new_messages(parent)),
             "thread": self.thread,
             "step": self.step,
         }
@@ -319,7 +326,11 @@ class TurnBuilder:
             "parse_notes": () if parsed is None else tuple(map(str, parsed.parse_notes)),
             "without_token": () if parsed is None else parsed.without_token,
             # Names alone, of an enumeration's members.
-            "echo": (*map(str, context.match.echo), *sorted(map(str, prompt.rewritten))),
+            "echo": (
+                *map(str, context.match.echo),
+                *sorted(map(str, prompt.rewritten)),
+                *context.omitted(prompt.parent),
+            ),
             "rerendered_tokens": prompt.rerendered_tokens,
             "upstream": None,
             "timings": made_timings(

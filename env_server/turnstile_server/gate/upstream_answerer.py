@@ -6,6 +6,7 @@ logprobs are empty, so that nothing can train it. The server is sent the message
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import aclosing, suppress
 
 import numpy as np
@@ -19,6 +20,7 @@ from turnstile_server.gate.call import CommittedTurn, ModelCall, message_of
 from turnstile_server.gate.dialects.base import ModelRequest
 from turnstile_server.gate.session import EpisodeSession
 from turnstile_server.gate.turn_builder import CallContext
+from turnstile_server.rendering.media_words import OMITTED
 from turnstile_server.rendering.protocol import CallDelta, Delta, ReasoningDelta, TextDelta
 
 
@@ -43,6 +45,10 @@ class UpstreamAnswerer(CallAnswerer):
     @property
     def template_hash(self) -> str:
         return self._template_hash
+
+    @property
+    def media_words(self) -> Mapping[str, str]:
+        return OMITTED
 
     def check(self, request: ModelRequest) -> None:
         if request.show_tokens:
@@ -141,7 +147,7 @@ class UpstreamAnswerer(CallAnswerer):
             request_key=call.request_key,
             reply=message_of(call.deltas if finish is not None else call.deltas[: call.shown]),
             break_=context.match.broken,
-            echo=tuple(map(str, context.match.echo)),
+            echo=(*map(str, context.match.echo), *context.omitted(context.match.parent)),
             timings=TurnTimings(
                 started_at=watch.started_at,
                 render_s=watch.render_s,

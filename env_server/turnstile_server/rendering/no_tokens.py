@@ -7,6 +7,7 @@ from typing import NoReturn
 
 from turnstile.models import Int32Array, Message, Tool
 from turnstile_server.errors import EngineRefused
+from turnstile_server.rendering.media_words import OMITTED
 from turnstile_server.rendering.protocol import (
     Bridge,
     CannotBridge,
@@ -25,6 +26,7 @@ class NoTokens(Renderer):
     vocab_size = 0
     token_bytes = None
     report = ModelReport(None, "", (), (), ())
+    media_words = OMITTED
 
     def __init__(self, model: str) -> None:
         self._model = model

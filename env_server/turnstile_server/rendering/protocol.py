@@ -7,7 +7,7 @@ no I/O after construction. It never changes a sampled id. Text in any content is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -177,6 +177,11 @@ class Renderer(Protocol):
     @property
     def token_bytes(self) -> TokenBytes | None:
         """The bytes of every id; None where no id has any."""
+        ...
+
+    @property
+    def media_words(self) -> Mapping[str, str]:
+        """The text that stands in the place of a part that the model is not shown, by its kind (``OMITTED``)."""
         ...
 
     @property

@@ -11,7 +11,7 @@ import copy
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +28,7 @@ from turnstile_server.rendering.call_formats.tool_schemas import ToolSchemas
 from turnstile_server.rendering.continuation import Continuation
 from turnstile_server.rendering.detokenizer import TokenBytes
 from turnstile_server.rendering.encoder import TextEncoder, completion_ids
+from turnstile_server.rendering.media_words import probe_media_words
 from turnstile_server.rendering.message_rules import MessageRules, Rewritten, callers_texts, in_order, probe_rules
 from turnstile_server.rendering.model_report import model_report
 from turnstile_server.rendering.normalise import Prepared, Stock, own_ids, prepare, stock_message
@@ -164,6 +165,10 @@ class TemplateRenderer:
         if settings.tools_text:
             self._check_tools_text()
         self._stop_ids = vocabulary.stop_ids
+        self._media_words = probe_media_words(
+            lambda messages: self._template.text(messages, [], prompt=True),
+            lambda text: not self._encoder.control.found(text),
+        )
         self._strict = settings.calls == "strict"
         self._calls = self._call_format(settings)
         call_format = self._calls.format.form if isinstance(self._calls, Recognised) else None
@@ -210,6 +215,10 @@ class TemplateRenderer:
             raise StartupError(f"rendering.tools_text cannot show tools: {error.message}") from error
         if not all(name in text for name in named):
             raise StartupError("rendering.tools_text does not show the tools: let it write each of `tools`")
+
+    @property
+    def media_words(self) -> Mapping[str, str]:
+        return self._media_words
 
     @property
     def report(self) -> ModelReport:

@@ -33,7 +33,7 @@ from turnstile_server.sandboxes.protocol import (
     User,
 )
 from turnstile_server.sandboxes.search_path import search_path
-from turnstile_server.settings import SandboxSettings
+from turnstile_server.settings import Bounds, SandboxSettings
 
 FORWARD_PORT, NETWORK_PORT = 8001, 8002
 _MOST_FORWARDED = 128
@@ -41,6 +41,14 @@ _MOST_FORWARDED = 128
 may not use up those that commands need."""
 _MAX_ERROR_BYTES = 8192
 """Room for the error text of a file operation."""
+
+
+@dataclass(frozen=True)
+class SandboxBounds(Bounds):
+    """A bound that nobody has asked to change, in seconds."""
+
+    output_grace_s: float = 0.25
+    """After a command has ended, time for its child processes to close its output; then they are killed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +154,7 @@ class HelperSandbox:
                     "terminals": self._settings.terminals,
                     "inotify": [self._settings.inotify_instances, self._settings.inotify_watches],
                     "filter": b64encode(call_filter.program()).decode() if layout.filtered else None,
-                    "grace_s": self._settings.output_grace_s,
+                    "grace_s": self._settings.bounds_of(SandboxBounds).output_grace_s,
                     "forward": self._forward(
                         layout.forward_port, self._link.gate_inside, self._settings.max_connections
                     ),
@@ -310,7 +318,7 @@ class HelperSandbox:
         """Seconds that the helper may take to reply to a command that may run for ``timeout_s``."""
         if timeout_s is None:
             return None
-        return timeout_s + self._settings.output_grace_s + self._settings.call_timeout_s
+        return timeout_s + self._settings.bounds_of(SandboxBounds).output_grace_s + self._settings.call_timeout_s
 
     async def _file(
         self,

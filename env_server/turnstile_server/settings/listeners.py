@@ -157,6 +157,13 @@ class GateSettings(_Clients):
         "that are kept merged with the assistant messages before them; then it is "
         "`truncated`, so that no agent can fill the disk for the others. Calls in flight together may exceed it.",
     )
+    images: Literal["omit", "refuse"] = Field(
+        "omit",
+        description="Pictures, documents, sound and films in a model call, which no model here is shown. `omit`: "
+        "a text stands in their place (that of the model's chat template where it has one, else "
+        "`[image omitted]`), and they are counted. `refuse`: the call is refused, and its episode fails by the "
+        "set-up.",
+    )
     max_refusals: int = Field(
         5, ge=1, description="The episode ends after this many refused model calls in a row."
     )

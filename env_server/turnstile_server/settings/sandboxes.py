@@ -8,10 +8,10 @@ from typing import Literal
 from pydantic import Field
 
 from turnstile_server.settings.own_tools import FunctionSpec, ServerSpec
-from turnstile_server.settings.section import BoundedSection, Section
+from turnstile_server.settings.section import BoundedSection
 
 
-class SandboxSettings(Section):
+class SandboxSettings(BoundedSection):
     """The sandboxes in which launched agents, tools and hidden tests run."""
 
     kind: str = Field(
@@ -149,12 +149,6 @@ class SandboxSettings(Section):
         ge=1,
         description="The same over all sandboxes, or a quarter of the process's descriptors if that is less. A "
         "sandbox gets at most as many as then stay free for the others.",
-    )
-    output_grace_s: float = Field(
-        0.25,
-        ge=0,
-        description="After a command has ended, time for its child processes to close its output; then they are "
-        "killed.",
     )
     warm: int = Field(
         0, ge=0, description="Sandboxes kept ready for each of the latest sandbox specs; 0 keeps none."

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from turnstile.models import Message
 from turnstile_server.gate.dialects.base import NO_PARAMS, FinishedReply, ModelRequest, Purpose, endpoint
 from turnstile_server.gate.dialects.chat import ChatDialect
+from turnstile_server.gate.dialects.media import REFUSED, Media
 from turnstile_server.gate.dialects.parse_cache import ParseCache
 
 
@@ -15,7 +16,11 @@ class PlainDialect(ChatDialect):
     endpoints = (endpoint("/v1/plain", Purpose.TURN),)
 
     def parse(
-        self, body: bytes, before: ParseCache | None = None, params: Mapping[str, str] = NO_PARAMS
+        self,
+        body: bytes,
+        before: ParseCache | None = None,
+        params: Mapping[str, str] = NO_PARAMS,
+        media: Media = REFUSED,
     ) -> ModelRequest:
         return ModelRequest(messages=(Message(role="user", content=body.decode()),))
 

@@ -365,16 +365,21 @@ REFUSED: dict[str, tuple[Wire, str]] = {
     "text as number": ({"contents": [user({"text": 1})]}, r"contents\[0\]\.parts\[0\]\.text must be a string"),
     "image": (
         {"contents": [GO, user(T("a"), {"inlineData": {"mimeType": "image/png"}})]},
-        r"contents\[1\]\.parts\[1\]\.inlineData is not accepted, the model reads text only",
+        r"contents\[1\]\.parts\[1\]\.inlineData: the model reads text only.*here: image",
     ),
-    "file": ({"contents": [user({"file_data": {"fileUri": "x"}})]}, r"parts\[0\]\.fileData is not accepted"),
+    "file": ({"contents": [user({"file_data": {"fileUri": "x"}})]}, r"parts\[0\]\.fileData: .*here: document"),
     "code": ({"contents": [model({"executableCode": {"code": "x"}})]}, r"parts\[0\]\.executableCode is not"),
     "code result": ({"contents": [model({"codeExecutionResult": {}})]}, "codeExecutionResult is not"),
     "an unknown kind of part": ({"contents": [model({"toolCall": {}})]}, r"parts\[0\]\.toolCall is not"),
     "image in a result": (
-        {"contents": [user(result({}, parts=[{}]))]},
-        r"functionResponse\.parts is not accepted",
+        {"contents": [user(result({}, parts=[{"inlineData": {"mimeType": "image/png"}}]))]},
+        r"functionResponse\.parts\[0\]\.inlineData: .*here: image",
     ),
+    "another part in a result": (
+        {"contents": [user(result({}, parts=[{}]))]},
+        r"functionResponse\.parts\[0\] must have inlineData or fileData",
+    ),
+    "image by the model": ({"contents": [model({"inlineData": {}})]}, r"parts\[0\]\.inlineData has no place"),
     "image as an instruction": (
         {"contents": [GO], "systemInstruction": {"parts": [{"inlineData": {}}]}},
         r"systemInstruction\.parts\[0\]\.inlineData",
@@ -403,7 +408,7 @@ REFUSED: dict[str, tuple[Wire, str]] = {
     ),
     "an image beside text": (
         {"contents": [{"parts": [{"text": "a", "partMetadata": {}, "note": 1, "inlineData": {}}]}]},
-        r"contents\[0\]\.parts\[0\]\.inlineData is not accepted",
+        r"contents\[0\]\.parts\[0\]\.inlineData: .*here: document",
     ),
     "deep arguments": (
         {"contents": [model(function_call(args=DEEP))]},

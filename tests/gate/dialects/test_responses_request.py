@@ -279,13 +279,13 @@ REFUSED: dict[str, tuple[Wire, str]] = {
     "role": ({"input": [{"role": "robot", "content": ""}]}, r"input\[0\].role must be one of.*'robot'"),
     "image": (
         {"input": [{"role": "user", "content": [IMAGE]}]},
-        r"input\[0\].content\[0\].*input_image.*text only",
+        r"input\[0\].content\[0\]: .*text only.*here: image",
     ),
     "image of a tool": (
         {"input": [{"type": "function_call_output", "call_id": "c", "output": [IMAGE]}]},
-        r"input\[0\].output\[0\].*input_image",
+        r"input\[0\].output\[0\]: .*here: image",
     ),
-    "file": ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "input_file"),
+    "file": ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "here: document"),
     "hosted call": ({"input": [{"type": "web_search_call", "id": "w"}]}, r"input\[0\].*'web_search_call'"),
     "shell call": ({"input": [{"type": "local_shell_call", "id": "w"}]}, r"input\[0\].*'local_shell_call'"),
     "call without a name": ({"input": [function_call(name=None)]}, r"input\[0\].name is missing"),

@@ -2014,7 +2014,9 @@ export interface components {
          * Message
          * @description One message. ``reasoning`` and ``tool_calls`` occur on ``assistant``, ``tool_call_id`` on ``tool``.
          *
-         *     ``name`` is the participant's name where the dialect has one. Absent text is ``""``.
+         *     ``name`` is the participant's name where the dialect has one. Absent text is ``""``. ``omitted``: the kinds of
+         *     the parts that the model was not shown (``image``, ``document``, ``audio``, ``video``); each has a text in its
+         *     place in ``content``.
          */
         Message: {
             /**
@@ -2024,6 +2026,11 @@ export interface components {
             content: string;
             /** Name */
             name?: string | null;
+            /**
+             * Omitted
+             * @default []
+             */
+            omitted: string[];
             /** Reasoning */
             reasoning?: string | null;
             /**

@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from turnstile.models import Float32Array, Int32Array, Message, Tool
 from turnstile_server.capture.keys import OfferedTools
 from turnstile_server.errors import InvalidRequest, TurnstileError
+from turnstile_server.gate.dialects.media import REFUSED, Media
 from turnstile_server.gate.dialects.parse_cache import ParseCache
 from turnstile_server.rendering.protocol import Delta
 
@@ -227,7 +228,11 @@ class Dialect(Protocol):
     def endpoints(self) -> tuple[Endpoint, ...]: ...
 
     def parse(
-        self, body: bytes, before: ParseCache | None = None, params: Mapping[str, str] = NO_PARAMS
+        self,
+        body: bytes,
+        before: ParseCache | None = None,
+        params: Mapping[str, str] = NO_PARAMS,
+        media: Media = REFUSED,
     ) -> ModelRequest:
         """The request in the body of a ``TURN`` or ``COUNT`` endpoint.
 
@@ -235,7 +240,8 @@ class Dialect(Protocol):
 
         ``before``: what the episode's earlier calls in this dialect were parsed into; it only saves time. Of a
         body without it all is read.
-        ``params``: named parts of the path, and the query.
+        ``params``: named parts of the path, and the query. ``media``: what stands in the place of parts that are
+        no text, the same in every call of an episode.
         """
         ...
 

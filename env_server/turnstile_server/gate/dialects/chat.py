@@ -5,7 +5,7 @@
 Read: messages, tools, tool_choice, stream, stream_options, max_tokens / max_completion_tokens, stop,
 response_format. Recorded but not obeyed, because the trainer pins sampling: temperature, top_p, penalties,
 seed, …. Refused, because obeying or ignoring it would make the record untrue: n > 1, logit_bias, logprobs,
-forced tools, hosted tools, images and audio.
+hosted tools, and audio as the answer. Pictures, sound and files become a text, or are refused (``media``).
 
 A client that renders itself may ask for token ids (``return_token_ids``), as from vLLM
 (https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html): the reply has ``prompt_token_ids``, and
@@ -47,6 +47,7 @@ from turnstile_server.gate.dialects.json import (
     stop_strings,
     text,
 )
+from turnstile_server.gate.dialects.media import REFUSED, Media
 from turnstile_server.gate.dialects.openai import (
     LOGPROBS,
     call_arguments,
@@ -104,9 +105,13 @@ class ChatDialect:
     )
 
     def parse(
-        self, body: bytes, before: ParseCache | None = None, params: Mapping[str, str] = NO_PARAMS
+        self,
+        body: bytes,
+        before: ParseCache | None = None,
+        params: Mapping[str, str] = NO_PARAMS,
+        media: Media = REFUSED,
     ) -> ModelRequest:
-        return parse_chat(body, before)
+        return parse_chat(body, before, media)
 
     def count(self, tokens: int) -> bytes:
         raise NotImplementedError("Chat Completions has no endpoint that counts")
@@ -248,11 +253,11 @@ def _usage(usage: Usage) -> dict[str, Any]:
     }
 
 
-def parse_chat(body: bytes, before: ParseCache | None = None) -> ModelRequest:
+def parse_chat(body: bytes, before: ParseCache | None = None, media: Media = REFUSED) -> ModelRequest:
     """The request in a Chat Completions body. Raises InvalidRequest, which names the field."""
     read = read_body(body, HISTORY, before)
     outline = read.outline(_outline, NO_PARAMS)
-    messages = read.messages(lambda item, index: (_message(item, f"messages[{index}]"),))
+    messages = read.messages(lambda item, index: (_message(item, f"messages[{index}]", media),))
     if not messages:
         raise InvalidRequest("messages must have at least one message")
     return replace(outline, messages=messages)
@@ -297,9 +302,10 @@ def _refuse_unsupported(source: dict[str, Any]) -> None:
         raise InvalidRequest("only text is generated; leave out audio and modalities")
 
 
-def _message(source: dict[str, Any], where: str) -> Message:
+def _message(source: dict[str, Any], where: str, media: Media) -> Message:
     role = role_of(source, _ROLES, where)
-    content = content_text(source.get("content"), f"{where}.content", ("text",))
+    read = content_text(source.get("content"), f"{where}.content", ("text",), media)
+    content, omitted = read.text, tuple(read.omitted)
     if role == "assistant":
         if source.get("function_call"):
             raise InvalidRequest(f"{where}.function_call is the retired form of tool_calls; send tool_calls")
@@ -311,10 +317,12 @@ def _message(source: dict[str, Any], where: str) -> Message:
                 _tool_call(item, f"{where}.tool_calls[{index}]")
                 for index, item in enumerate(objects(source, "tool_calls", f"{where}."))
             ),
+            omitted=omitted,
         )
     if role == "tool":
-        return Message(role=role, content=content, tool_call_id=text(source, "tool_call_id", f"{where}."))
-    return Message(role=role, content=content, name=text(source, "name", f"{where}."))
+        call_id = text(source, "tool_call_id", f"{where}.")
+        return Message(role=role, content=content, tool_call_id=call_id, omitted=omitted)
+    return Message(role=role, content=content, name=text(source, "name", f"{where}."), omitted=omitted)
 
 
 def _tool_call(source: dict[str, Any], where: str) -> ToolCall:

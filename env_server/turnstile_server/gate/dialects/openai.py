@@ -16,6 +16,7 @@ import orjson
 from turnstile.models import Role
 from turnstile_server.errors import InvalidRequest, TurnstileError
 from turnstile_server.gate.dialects.json import dumped, kind, text
+from turnstile_server.gate.dialects.media import Media, TextContent
 from turnstile_server.gate.dialects.tool_choice import CallChoice, forced
 
 LOGPROBS = (
@@ -35,29 +36,50 @@ def role_of(item: Mapping[str, Any], roles: Mapping[str, Role], where: str) -> R
     return role
 
 
-def content_text(value: Any, where: str, types: tuple[str, ...]) -> str:
+_MEDIA = {
+    "image": "image",
+    "image_url": "image",
+    "input_image": "image",
+    "audio_url": "audio",
+    "input_audio": "audio",
+    "input_video": "video",
+    "video_url": "video",
+    "file": "document",
+    "input_file": "document",
+}
+"""Kinds of parts by their type, servers' own ones included (vLLM's ``video_url``)."""
+
+
+def content_text(value: Any, where: str, types: tuple[str, ...], media: Media) -> TextContent:
     """The text of a message: a string as it is, or its parts of these ``types`` and refusals, joined."""
+    content = TextContent()
     if value is None:
-        return ""
+        return content
     if isinstance(value, str):
-        return value
-    if not isinstance(value, list):
+        content.texts.append(value)
+    elif isinstance(value, list):
+        for index, part in enumerate(value):
+            _read_part(part, f"{where}[{index}]", types, media, content)
+    else:
         raise InvalidRequest(f"{where} must be a string or an array of parts, not {kind(value)}")
-    return "".join(_part(part, f"{where}[{index}]", types) for index, part in enumerate(value))
+    return content
 
 
-def _part(part: Any, where: str, types: tuple[str, ...]) -> str:
+def _read_part(part: Any, where: str, types: tuple[str, ...], media: Media, content: TextContent) -> None:
     if isinstance(part, str):
-        return part
+        content.texts.append(part)
+        return
     if not isinstance(part, dict):
         raise InvalidRequest(f"{where} must be an object, not {kind(part)}")
-    if part.get("type") in types:
-        return text(part, "text", f"{where}.") or ""
-    if part.get("type") == "refusal":
-        return text(part, "refusal", f"{where}.") or ""
-    raise InvalidRequest(
-        f"{where}: a part of type {part.get('type')!r} is not accepted, the model reads text only"
-    )
+    name = part.get("type")
+    if name in types:
+        content.texts.append(text(part, "text", f"{where}.") or "")
+    elif name == "refusal":
+        content.texts.append(text(part, "refusal", f"{where}.") or "")
+    elif isinstance(name, str) and name in _MEDIA:
+        content.omit(_MEDIA[name], where, media)
+    else:
+        raise InvalidRequest(f"{where}: a part of type {name!r} is not accepted, the model reads text only")
 
 
 def call_arguments(written: Any, where: str) -> str:

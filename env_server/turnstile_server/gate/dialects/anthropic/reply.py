@@ -33,6 +33,7 @@ from turnstile_server.gate.dialects.base import (
     endpoint,
 )
 from turnstile_server.gate.dialects.json import strict_arguments
+from turnstile_server.gate.dialects.media import REFUSED, Media
 from turnstile_server.gate.dialects.parse_cache import ParseCache
 from turnstile_server.rendering.protocol import CallDelta, Delta, ReasoningDelta, TextDelta
 
@@ -77,9 +78,13 @@ class AnthropicDialect:
     )
 
     def parse(
-        self, body: bytes, before: ParseCache | None = None, params: Mapping[str, str] = NO_PARAMS
+        self,
+        body: bytes,
+        before: ParseCache | None = None,
+        params: Mapping[str, str] = NO_PARAMS,
+        media: Media = REFUSED,
     ) -> ModelRequest:
-        return parse_anthropic(body, before, params)
+        return parse_anthropic(body, before, params, media)
 
     def count(self, tokens: int) -> bytes:
         return orjson.dumps({"input_tokens": tokens})

@@ -5,8 +5,8 @@
 Read: system, messages, tools, tool_choice, stream, max_tokens (required), stop_sequences, thinking,
 output_config.format / output_format. Recorded but not obeyed, because the trainer pins sampling: temperature,
 top_p, top_k, effort. Hosted tools are recorded and not offered to the model. Refused, because obeying or
-ignoring it would make the record untrue: forced tools, tools without a schema, threads that the provider
-remembers, and everything that is not text.
+ignoring it would make the record untrue: tools without a schema, threads that the provider remembers, and blocks
+that are not known. Pictures and documents become a text, or are refused (``media``).
 
 Holds: what a message becomes depends on that message alone. Moving text between a string and a list of one
 block, or moving a ``cache_control`` hint, changes nothing.
@@ -31,6 +31,7 @@ from turnstile_server.gate.dialects.json import (
     stop_strings,
     text,
 )
+from turnstile_server.gate.dialects.media import REFUSED, Media, TextContent
 from turnstile_server.gate.dialects.parse_cache import ParseCache
 from turnstile_server.gate.dialects.read_body import ReadBody, read_body
 from turnstile_server.gate.dialects.tool_choice import CallChoice, forced
@@ -60,12 +61,15 @@ _ROLES = ("user", "assistant", "system")
 
 
 def parse_anthropic(
-    body: bytes, before: ParseCache | None = None, params: Mapping[str, str] = NO_PARAMS
+    body: bytes,
+    before: ParseCache | None = None,
+    params: Mapping[str, str] = NO_PARAMS,
+    media: Media = REFUSED,
 ) -> ModelRequest:
     """The request in a Messages body. Raises InvalidRequest, which names the field."""
     read = read_body(body, HISTORY, before)
     outline = read.outline(_outline, params)
-    messages = read.messages(_parse)
+    messages = read.messages(lambda item, index: _parse(item, index, media))
     if not messages:
         raise InvalidRequest("messages must have at least one message")
     return replace(outline, messages=(*outline.messages, *messages))
@@ -197,12 +201,12 @@ def parse_system(value: Any) -> tuple[Message, ...]:
     return (Message("system", value),) if value else ()
 
 
-def _parse(item: dict[str, Any], index: int) -> tuple[Message, ...]:
+def _parse(item: dict[str, Any], index: int, media: Media) -> tuple[Message, ...]:
     """The messages of one item of ``messages``. Raises InvalidRequest, which names the block."""
     where = f"messages[{index}]"
     match item.get("role"):
         case "user":
-            return _user(item.get("content"), f"{where}.content")
+            return _user(item.get("content"), f"{where}.content", media)
         case "assistant":
             return (_assistant(item.get("content"), f"{where}.content"),)
         case "system":
@@ -211,28 +215,25 @@ def _parse(item: dict[str, Any], index: int) -> tuple[Message, ...]:
             raise InvalidRequest(f"{where}.role must be one of {', '.join(_ROLES)}, not {name!r}")
 
 
-def _user(content: Any, where: str) -> tuple[Message, ...]:
+def _user(content: Any, where: str, media: Media) -> tuple[Message, ...]:
     """The messages of a user item, in wire order.
 
     Each tool_result is a message, and so is each run of text between them.
     """
     messages: list[Message] = []
-    run: list[str] = []
+    run = TextContent()
     for block, place in _blocks(content, where):
-        match block.get("type"):
-            case "text":
-                run.append(_text(block, place))
-            case "tool_result":
-                if run:
-                    messages.append(Message("user", "".join(run)))
-                    run = []
-                result = "".join(_result(block.get("content"), f"{place}.content"))
-                call_id = text(block, "tool_use_id", f"{place}.")
-                messages.append(Message("tool", result, tool_call_id=call_id))
-            case _:
-                raise _refused(block, place, "a message of the user")
-    if run or not messages:
-        messages.append(Message("user", "".join(run)))
+        if block.get("type") != "tool_result":
+            _read_block(block, place, "a message of the user", media, run)
+            continue
+        if run.texts:
+            messages.append(Message("user", run.text, omitted=tuple(run.omitted)))
+            run = TextContent()
+        result = _result(block.get("content"), f"{place}.content", media)
+        call_id = text(block, "tool_use_id", f"{place}.")
+        messages.append(Message("tool", result.text, tool_call_id=call_id, omitted=tuple(result.omitted)))
+    if run.texts or not messages:
+        messages.append(Message("user", run.text, omitted=tuple(run.omitted)))
     return tuple(messages)
 
 
@@ -265,18 +266,29 @@ def _tool_use(block: dict[str, Any], where: str) -> ToolCall:
     return ToolCall(name, dumped(arguments, f"{where}.input"), text(block, "id", f"{where}."))
 
 
-def _result(content: Any, where: str) -> list[str]:
-    """The texts of a tool_result. A tool_reference names a tool that a search found: its name, on a line."""
-    found: list[str] = []
+def _result(content: Any, where: str, media: Media) -> TextContent:
+    """The content of a tool_result. A tool_reference names a tool that a search found: its name, on a line."""
+    found = TextContent()
     for block, place in _blocks(content, where):
-        match block.get("type"):
-            case "text":
-                found.append(_text(block, place))
-            case "tool_reference":
-                found.append(f"{text(block, 'tool_name', f'{place}.') or ''}\n")
-            case _:
-                raise _refused(block, place, "a tool_result")
+        if block.get("type") == "tool_reference":
+            found.texts.append(f"{text(block, 'tool_name', f'{place}.') or ''}\n")
+        else:
+            _read_block(block, place, "a tool_result", media, found)
     return found
+
+
+def _read_block(block: dict[str, Any], where: str, inside: str, media: Media, content: TextContent) -> None:
+    """Adds a block's text: its own, or the one in the place of a picture or a document that is no text."""
+    source = block.get("source")
+    match block.get("type"):
+        case "text":
+            content.texts.append(_text(block, where))
+        case "document" if isinstance(source, dict) and source.get("type") == "text":
+            content.texts.append(text(source, "data", f"{where}.source.") or "")
+        case "image" | "document" as kind:
+            content.omit(kind, where, media)
+        case _:
+            raise _refused(block, where, inside)
 
 
 def _texts(content: Any, where: str) -> list[str]:

@@ -38,6 +38,7 @@ from turnstile_server.gate.dialects.base import (
 )
 from turnstile_server.gate.dialects.gemini.request import HISTORY, parse_gemini
 from turnstile_server.gate.dialects.json import strict_arguments
+from turnstile_server.gate.dialects.media import REFUSED, Media
 from turnstile_server.gate.dialects.parse_cache import ParseCache
 from turnstile_server.rendering.protocol import CallDelta, Delta, ReasoningDelta, TextDelta
 
@@ -91,9 +92,13 @@ class GeminiDialect:
     endpoints = (*_endpoints("v1beta", None), *_endpoints("v1", KEY_HEADER))
 
     def parse(
-        self, body: bytes, before: ParseCache | None = None, params: Mapping[str, str] = NO_PARAMS
+        self,
+        body: bytes,
+        before: ParseCache | None = None,
+        params: Mapping[str, str] = NO_PARAMS,
+        media: Media = REFUSED,
     ) -> ModelRequest:
-        return parse_gemini(body, before, params)
+        return parse_gemini(body, before, params, media)
 
     def count(self, tokens: int) -> bytes:
         return orjson.dumps({"totalTokens": tokens})

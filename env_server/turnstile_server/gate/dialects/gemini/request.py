@@ -2,8 +2,9 @@
 
 Read: contents, systemInstruction, tools, toolConfig, generationConfig. Recorded but not obeyed (the trainer
 pins sampling): temperature, topP, topK, seed, …. Refused, because obeying or ignoring it would make the record
-untrue: candidateCount > 1, log probabilities, forced tools, cached content, everything that is not text.
-Ignored: what does not reach the model (safetySettings, labels, thought signatures).
+untrue: candidateCount > 1, log probabilities, cached content, code that the provider ran. Ignored: what does not
+reach the model (safetySettings, labels, thought signatures). Pictures and files become a text, or are refused
+(``media``).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from turnstile_server.gate.dialects.json import (
     stop_strings,
     text,
 )
+from turnstile_server.gate.dialects.media import REFUSED, Media, TextContent, media_kind
 from turnstile_server.gate.dialects.parse_cache import ParseCache
 from turnstile_server.gate.dialects.read_body import ReadBody, read_body
 
@@ -47,19 +49,22 @@ ASKED = (
 """Fields of generationConfig that say how to sample: recorded as asked, and part of the retry identity."""
 
 _DATA = ("text", "functionCall", "functionResponse")
-_OTHER_DATA = ("inlineData", "fileData", "executableCode", "codeExecutionResult")
+_MEDIA = ("inlineData", "fileData")
+_OTHER_DATA = ("executableCode", "codeExecutionResult")
 _ABOUT_A_PART = ("thought", "thoughtSignature", "videoMetadata", "partMetadata", "mediaResolution", "callIndex")
 _WRAPPERS = ("output", "result", "content", "error")
 """Keys in which clients wrap a tool's text, because the wire takes an object only."""
 
 
-def parse_gemini(body: bytes, before: ParseCache | None, params: Mapping[str, str]) -> ModelRequest:
+def parse_gemini(
+    body: bytes, before: ParseCache | None, params: Mapping[str, str], media: Media = REFUSED
+) -> ModelRequest:
     """The request in a body. ``params``: ``model`` and ``method`` of the path, ``alt`` of the query.
 
     Raises InvalidRequest, which names the field.
     """
     try:
-        return _call(_read(body, before, params), params)
+        return _call(_read(body, before, params), params, media)
     except RecursionError:
         raise InvalidRequest("the body is nested too deeply") from None
 
@@ -73,9 +78,12 @@ def _read(body: bytes, before: ParseCache | None, params: Mapping[str, str]) -> 
     return ReadBody(HISTORY, None, None, source)
 
 
-def _call(read: ReadBody, params: Mapping[str, str]) -> ModelRequest:
+def _call(read: ReadBody, params: Mapping[str, str], media: Media) -> ModelRequest:
     outline = read.outline(_outline, params)
-    messages = _answers_named(read.messages(_content, lambda: items(read.source, HISTORY)))
+    contents = read.messages(
+        lambda source, index: _content(source, index, media), lambda: items(read.source, HISTORY)
+    )
+    messages = _answers_named(contents)
     if not messages:
         raise InvalidRequest("contents must have at least one content")
     return replace(outline, messages=(*outline.messages, *messages))
@@ -130,31 +138,31 @@ def _system(instruction: Any) -> tuple[Message, ...]:
     """One leading system message; none for an instruction without text."""
     if isinstance(instruction, dict):
         parts = _Parts(camel(instruction), "systemInstruction")
-        parts.refuse("functionCall", "functionResponse")
+        parts.refuse("functionCall", "functionResponse", *_MEDIA)
         instruction = "".join(text(part, "text", f"{where}.") or "" for part, where in parts)
     elif instruction is not None and not isinstance(instruction, str):
         raise InvalidRequest(f"systemInstruction must be an object, not {kind(instruction)}")
     return (Message("system", instruction),) if instruction else ()
 
 
-def _content(source: dict[str, Any], index: int) -> tuple[Message, ...]:
+def _content(source: dict[str, Any], index: int, media: Media) -> tuple[Message, ...]:
     where = f"contents[{index}]"
     content = camel(source)
     role = content.get("role")
     parts = _Parts(content, where)
     if role == "model":
-        parts.refuse("functionResponse")
+        parts.refuse("functionResponse", *_MEDIA)
         return (_reply(parts),)
     if role in (None, "", "user", "function"):
         parts.refuse("functionCall")
-        return tuple(_inputs(parts))
+        return tuple(_inputs(parts, media))
     raise InvalidRequest(f"{where}.role must be user, model or function, not {role!r}")
 
 
 class _Parts:
     """The parts of one content, each with its path.
 
-    Raises InvalidRequest for a part that is no text, call or result.
+    Raises InvalidRequest for a part that is no text, call, result, picture or file.
     """
 
     def __init__(self, content: dict[str, Any], where: str) -> None:
@@ -165,8 +173,8 @@ class _Parts:
         for part, path in self._found:
             there = {key for key, value in part.items() if value is not None}
             # An unknown field is the part's data where the part has no other data, else a remark about it.
-            data = [key for key in part if key in there.difference(_DATA, _ABOUT_A_PART)]
-            refused = data if there.isdisjoint(_DATA) else [key for key in data if key in _OTHER_DATA]
+            data = [key for key in part if key in there.difference(_DATA, _MEDIA, _ABOUT_A_PART)]
+            refused = data if there.isdisjoint((*_DATA, *_MEDIA)) else [key for key in data if key in _OTHER_DATA]
             if refused:
                 raise InvalidRequest(f"{path}.{refused[0]} is not accepted, the model reads text only")
 
@@ -206,28 +214,42 @@ def _tool_call(source: dict[str, Any], where: str) -> ToolCall:
     )
 
 
-def _inputs(parts: _Parts) -> Iterator[Message]:
+def _inputs(parts: _Parts, media: Media) -> Iterator[Message]:
     """The messages of a user's content, in wire order.
 
     Each result is a message, and so is each run of text between them.
     """
-    said: list[str] = []
+    said = TextContent()
     answered = False
     for part, where in parts:
-        said.append(text(part, "text", f"{where}.") or "")
+        said.texts.append(text(part, "text", f"{where}.") or "")
+        _omit_media(part, where, media, said)
         if part.get("functionResponse") is None:
             continue
-        if any(said):
-            yield Message("user", "".join(said))
-        said, answered = [], True
-        yield _result(item(part, "functionResponse", f"{where}."), f"{where}.functionResponse")
-    if any(said) or not answered:
-        yield Message("user", "".join(said))
+        if any(said.texts):
+            yield Message("user", said.text, omitted=tuple(said.omitted))
+        said, answered = TextContent(), True
+        yield _result(item(part, "functionResponse", f"{where}."), f"{where}.functionResponse", media)
+    if any(said.texts) or not answered:
+        yield Message("user", said.text, omitted=tuple(said.omitted))
 
 
-def _result(source: dict[str, Any], where: str) -> Message:
-    if source.get("parts"):
-        raise InvalidRequest(f"{where}.parts is not accepted, the model reads text only")
+def _omit_media(part: dict[str, Any], where: str, media: Media, content: TextContent) -> None:
+    """Puts a text in the place of the part's picture or file, if it has one."""
+    for key in _MEDIA:
+        if part.get(key) is not None:
+            kind = media_kind(item(part, key, f"{where}.").get("mimeType"))
+            content.omit(kind, f"{where}.{key}", media)
+
+
+def _result(source: dict[str, Any], where: str, media: Media) -> Message:
+    """A tool's result. Its pictures and files stand behind its text."""
+    shown = TextContent()
+    for index, part in enumerate(items(source, "parts", f"{where}.")):
+        at, read = f"{where}.parts[{index}]", camel(part)
+        if not any(read.get(key) is not None for key in _MEDIA):
+            raise InvalidRequest(f"{at} must have inlineData or fileData")
+        _omit_media(read, at, media, shown)
     name = text(source, "name", f"{where}.")
     response = source.get("response")
     if response is not None and not isinstance(response, dict):
@@ -235,7 +257,13 @@ def _result(source: dict[str, Any], where: str) -> Message:
     output = _output(response or {}, where)
     call_id = text(source, "id", f"{where}.") or None
     # A result without an id is told by its name (``_answers_named``), and has no name then.
-    return Message("tool", output, tool_call_id=call_id, name=None if call_id else name)
+    return Message(
+        "tool",
+        output + shown.text,
+        tool_call_id=call_id,
+        name=None if call_id else name,
+        omitted=tuple(shown.omitted),
+    )
 
 
 def _output(response: Mapping[str, Any], where: str) -> str:

@@ -33,6 +33,7 @@ from turnstile_server.gate.dialects.base import (
     WireTool,
     endpoint,
 )
+from turnstile_server.gate.dialects.media import REFUSED, Media
 from turnstile_server.gate.dialects.openai import error_body, model_body, models_body
 from turnstile_server.gate.dialects.parse_cache import ParseCache
 from turnstile_server.gate.dialects.responses.items import (
@@ -63,9 +64,13 @@ class ResponsesDialect:
     )
 
     def parse(
-        self, body: bytes, before: ParseCache | None = None, params: Mapping[str, str] = NO_PARAMS
+        self,
+        body: bytes,
+        before: ParseCache | None = None,
+        params: Mapping[str, str] = NO_PARAMS,
+        media: Media = REFUSED,
     ) -> ModelRequest:
-        return parse_responses(body, before)
+        return parse_responses(body, before, media)
 
     def count(self, tokens: int) -> bytes:
         return orjson.dumps({"object": "response.input_tokens", "input_tokens": tokens})

@@ -3,9 +3,9 @@
 Read: input, instructions, tools, tool_choice, stream, max_output_tokens, text.format. Recorded but not obeyed
 (the trainer pins sampling): temperature, top_p, reasoning, …. Refused, because obeying or ignoring it would
 make the record untrue: state that the server would have to keep (previous_response_id, conversation,
-item_reference, …), forced tools, logprobs, images, audio and files, and items that only OpenAI's own tools
-leave behind. Everything else is about storage, caching, billing or safety of another server, and is ignored
-(``docs/dialects/responses.md``).
+item_reference, …), logprobs, and items that only OpenAI's own tools leave behind. Pictures, sound and files
+become a text, or are refused (``media``). Everything else is about storage, caching, billing or safety of another
+server, and is ignored (``docs/dialects/responses.md``).
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from turnstile_server.gate.dialects.json import (
     recorded,
     text,
 )
+from turnstile_server.gate.dialects.media import REFUSED, Media
 from turnstile_server.gate.dialects.openai import (
     LOGPROBS,
     call_arguments,
@@ -93,11 +94,11 @@ _LOGPROBS = "message.output_text.logprobs"
 _TEXT_PARTS = ("input_text", "output_text", "text")
 
 
-def parse_responses(body: bytes, before: ParseCache | None = None) -> ModelRequest:
+def parse_responses(body: bytes, before: ParseCache | None = None, media: Media = REFUSED) -> ModelRequest:
     """The request in a Responses body. Raises InvalidRequest, which names the field."""
     read = read_body(body, HISTORY, before)
     outline = read.outline(_outline, NO_PARAMS)
-    said = read.messages(lambda item, index: _item(item, f"input[{index}]"), lambda: _input(read.source))
+    said = read.messages(lambda item, index: _item(item, f"input[{index}]", media), lambda: _input(read.source))
     messages = (*outline.messages, *_without_open_reasoning(said))
     if not messages:
         raise InvalidRequest("input must be a string or an array with at least one item")
@@ -161,16 +162,17 @@ def _without_open_reasoning(messages: tuple[Message, ...]) -> tuple[Message, ...
     return messages[:end]
 
 
-def _item(item: dict[str, Any], where: str) -> tuple[Message, ...]:
+def _item(item: dict[str, Any], where: str, media: Media) -> tuple[Message, ...]:
     """The messages of one item. Only this item may be looked at, because the result is kept for later calls."""
     match item.get("type") or ("message" if "role" in item else "item_reference"):
         case "message":
-            return (_message(item, where),)
+            return (_message(item, where, media),)
         case "function_call" | "custom_tool_call":
             return (Message("assistant", tool_calls=(_call(item, where),)),)
         case "function_call_output" | "custom_tool_call_output":
-            output = content_text(item.get("output"), f"{where}.output", _TEXT_PARTS)
-            return (Message("tool", output, tool_call_id=text(item, "call_id", f"{where}.")),)
+            output = content_text(item.get("output"), f"{where}.output", _TEXT_PARTS, media)
+            call_id = text(item, "call_id", f"{where}.")
+            return (Message("tool", output.text, tool_call_id=call_id, omitted=tuple(output.omitted)),)
         case "reasoning":
             reasoning = _reasoning(item, where)
             return (Message("assistant", reasoning=reasoning),) if reasoning else ()
@@ -183,9 +185,9 @@ def _item(item: dict[str, Any], where: str) -> tuple[Message, ...]:
             )
 
 
-def _message(item: dict[str, Any], where: str) -> Message:
-    content = content_text(item.get("content"), f"{where}.content", _TEXT_PARTS)
-    return Message(role_of(item, _ROLES, where), content)
+def _message(item: dict[str, Any], where: str, media: Media) -> Message:
+    content = content_text(item.get("content"), f"{where}.content", _TEXT_PARTS, media)
+    return Message(role_of(item, _ROLES, where), content.text, omitted=tuple(content.omitted))
 
 
 def _call(item: dict[str, Any], where: str) -> ToolCall:
