@@ -29,7 +29,7 @@ from waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.anyio
 
-IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+UNKNOWN_PART = {"type": "hologram", "hologram": {"url": "data:image/png;base64,AAAA"}}
 
 
 # What the caller got wrong
@@ -61,7 +61,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "allowed tools": ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools"}}, "tool_choice .* not accepted"),
     "hosted search": ({"web_search_options": {}}, "web_search_options asks for a hosted tool"),
-    "image": ({"messages": [{"role": "user", "content": [IMAGE]}]}, r"messages\[0\].content\[0\].*image_url"),
+    "part": ({"messages": [{"role": "user", "content": [UNKNOWN_PART]}]}, r"messages\[0\].content\[0\].*hologram"),
     "no messages": ({"messages": []}, "messages"),
     "messages missing": ({"messages": None}, "messages"),
     "messages no array": ({"messages": "hi"}, "messages must be an array, not string"),

@@ -309,3 +309,12 @@ async def test_pictures_are_no_part_of_an_evaluation() -> None:
         [turn] = await turns_of(server, agent)
         assert turn["echo"] == ["image_omitted"]
     assert model.bodies[-1]["messages"] == [{"role": "user", "content": "see [image omitted]"}]
+
+
+async def test_a_prompt_of_tokens_is_refused_by_name() -> None:
+    async with evaluating(HostedModel()) as server, agent_of(server) as agent:
+        for prompt in ("text", [1, 2]):
+            response = await agent.post("/v1/completions", {"prompt": prompt})
+            assert response.status_code == 400
+            assert "/v1/completions" in response.json()["error"]["message"]
+            assert MODEL in response.json()["error"]["message"]

@@ -8,12 +8,14 @@ fixed before its generation, so concurrent calls become siblings.
 
 from __future__ import annotations
 
+import hashlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from turnstile.models import EpisodeStats, Message, Tool, Turn
+from turnstile.models import EpisodeStats, Int32Array, Message, Tool, Turn
 from turnstile_server.capture.breaks import explain_break
 from turnstile_server.capture.compare import Cosmetic
+from turnstile_server.capture.id_match import match_ids
 from turnstile_server.capture.keys import SYSTEM_ROLES, Key, PathKeys, group, schemas_of
 from turnstile_server.capture.match import CallMatch, PathCache, find_parent
 from turnstile_server.capture.node import Node
@@ -115,6 +117,14 @@ class TokenTree(Turns):
             broken=reason,
             request_messages=tuple(compared[consumed:]),
         )
+
+    def match_ids(self, ids: Int32Array) -> CallMatch:
+        """The place of a prompt that came as ids, in time O(its path). Its new messages are not known: it has
+        none. Never changes the tree."""
+        parent, broken = match_ids(self.roots, ids)
+        new = ids if parent is None else ids[parent.token_count :]
+        digest = hashlib.blake2b(new.tobytes(), digest_size=16).hexdigest()
+        return CallMatch(parent, (), (), broken, (Message("user", digest),))
 
     def identical(self, request_key: str) -> Node | None:
         """The latest turn of this episode that answered an identical request and was not interrupted."""

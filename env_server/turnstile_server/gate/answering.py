@@ -13,11 +13,11 @@ from typing import Protocol
 
 import anyio
 
-from turnstile.models import Discard, Turn
+from turnstile.models import Discard, Int32Array, Turn
 from turnstile_server.capture import CallMatch, Node
 from turnstile_server.errors import EngineTimeout, EngineUnavailable, FormatTimeout, Gone, TurnstileError
 from turnstile_server.gate.call import CommittedTurn, ModelCall
-from turnstile_server.gate.dialects.base import ModelRequest
+from turnstile_server.gate.dialects.base import ModelRequest, RenderedPrompt
 from turnstile_server.gate.session import EpisodeSession
 from turnstile_server.gate.turn_builder import CallContext
 from turnstile_server.journal.protocol import Journal
@@ -40,6 +40,10 @@ class CallAnswerer(Protocol):
 
     def check(self, request: ModelRequest) -> None:
         """Raises what refuses the request before it is admitted: ModelCannotServe, InvalidRequest."""
+        ...
+
+    async def prompt_ids(self, session: EpisodeSession, prompt: RenderedPrompt) -> Int32Array:
+        """int32: the ids of a prompt that the client rendered itself. Raises InvalidRequest, ContextOverflow."""
         ...
 
     async def count(self, session: EpisodeSession, request: ModelRequest, match: CallMatch) -> int:

@@ -21,7 +21,7 @@ import anyio.to_thread
 
 from turnstile_server.errors import ContextOverflow, InvalidRequest
 from turnstile_server.gate.bounds import GateBounds
-from turnstile_server.gate.dialects.base import Dialect, ModelRequest
+from turnstile_server.gate.dialects.base import PROMPT, Dialect, ModelRequest
 from turnstile_server.gate.dialects.media import Media
 from turnstile_server.gate.dialects.parse_cache import ParseCache
 from turnstile_server.gate.dialects.tool_lists import ToolLists
@@ -92,7 +92,7 @@ class BodyParser:
         """
         self.check_size(len(body))
         new, whole = self._weigh(dialect, body, before)
-        if not self._is_small(new, whole):
+        if not self._is_small(new, whole, self._most_values(dialect)):
             fresh = ParseCache()
             try:
                 request = await anyio.to_thread.run_sync(
@@ -134,9 +134,14 @@ class BodyParser:
         before.share(self._tool_lists)
         return before.weigh(body, dialect.history)
 
-    def _is_small(self, new: Weight, whole: Weight) -> bool:
+    def _most_values(self, dialect: Dialect) -> int:
+        """The most JSON values of a body: the ids of a prompt that fits come on top."""
+        ids = self._context_length if dialect.history == PROMPT else 0
+        return self._settings.max_body_values + ids
+
+    def _is_small(self, new: Weight, whole: Weight, most: int) -> bool:
         """True if the body may be read on the event loop. It then surely has no more values than are allowed."""
-        inline, most = self._bounds.inline_body_bytes, self._settings.max_body_values
+        inline = self._bounds.inline_body_bytes
         if whole.size <= inline and whole.objects <= INLINE_OBJECTS and whole.marks < most:
             return True
         # A body that is long for its known part. Read in a thread, it would pass there: values in the arguments of
@@ -147,7 +152,7 @@ class BodyParser:
     def _parse_large(
         self, dialect: Dialect, body: bytes, fresh: ParseCache | None, params: Mapping[str, str]
     ) -> ModelRequest:
-        most = self._settings.max_body_values
+        most = self._most_values(dialect)
         values = count_values(body, most)
         request = None if values > most else dialect.parse(body, fresh, params, self._media)
         for message in () if request is None else request.messages:

@@ -15,7 +15,7 @@ import logging
 import anyio
 import anyio.abc
 
-from turnstile.models import new_id
+from turnstile.models import Int32Array, new_id
 from turnstile_server.capture import Action, decide
 from turnstile_server.capture.keys import request_key, tools_key
 from turnstile_server.errors import TurnstileError
@@ -80,7 +80,8 @@ class CallPipeline:
             body = await self._read(incoming)
             before = session.parse_cache(incoming.dialect.name)
             request = await self._bodies.parse(incoming.dialect, body, before, incoming.params)
-            return self._place(session, incoming, request)
+            ids = None if request.prompt is None else await self._answerer.prompt_ids(session, request.prompt)
+            return self._place(session, incoming, request, ids)
         except Exception as error:
             session.refused(error)
             raise
@@ -142,13 +143,20 @@ class CallPipeline:
 
     # Open: match, decide, admit
 
-    def _place(self, session: EpisodeSession, incoming: IncomingCall, request: ModelRequest) -> OpenedCall:
-        """Never waits: no other call can change the tree between the match and the admission."""
+    def _place(
+        self, session: EpisodeSession, incoming: IncomingCall, request: ModelRequest, ids: Int32Array | None
+    ) -> OpenedCall:
+        """Never waits: no other call can change the tree between the match and the admission. ``ids``: the prompt
+        that the client rendered itself."""
         watch = Stopwatch()
         session.check_open()
         self._answerer.check(request)
-        tools_hash = tools_key(request.tools, self._answerer.template_hash)
-        match = session.tree.match(request.messages, request.tools, tools_hash)
+        if ids is None:
+            tools_hash = tools_key(request.tools, self._answerer.template_hash)
+            match = session.tree.match(request.messages, request.tools, tools_hash)
+        else:
+            tools_hash = tools_key((), "")  # no template wrote it, so no call with messages continues it
+            match = session.tree.match_ids(ids)
         parent_id = match.parent.turn_id if match.parent is not None else None
         place = parent_id or (f"step {session.step}" if session.step else None)
         key = request_key(place, match.request_messages, tools_hash, request.asked)
@@ -165,7 +173,7 @@ class CallPipeline:
         call = ModelCall(new_id("turn"), key, watch.started_at)
         session.admit(call)
         dialect = incoming.dialect.name
-        context = CallContext(dialect, request, match, tools_hash, incoming.thread, watch, session.step)
+        context = CallContext(dialect, request, match, tools_hash, incoming.thread, watch, session.step, ids)
         self._generations.start(call, self._generate(session, call, context))
         return OpenedCall(request, call, started=True)
 

@@ -11,7 +11,9 @@ from contextlib import aclosing
 
 import anyio
 import anyio.lowlevel
+import numpy as np
 
+from turnstile.models import Int32Array
 from turnstile_server.capture import CallMatch
 from turnstile_server.engines.protocol import Engine, EngineFinish, EngineSampling
 from turnstile_server.errors import (
@@ -23,10 +25,17 @@ from turnstile_server.errors import (
 )
 from turnstile_server.gate.answering import CallAnswerer, TurnRecords, end_error, format_timeout
 from turnstile_server.gate.call import CommittedTurn, ModelCall, message_of
-from turnstile_server.gate.dialects.base import ModelRequest
+from turnstile_server.gate.dialects.base import ModelRequest, RenderedPrompt
 from turnstile_server.gate.session import EpisodeSession, context_overflow
-from turnstile_server.gate.turn_builder import PROMPT_TAIL, CallContext, Prompter, TurnBuilder, sampling_used
-from turnstile_server.rendering.protocol import Renderer, TooManyTokens
+from turnstile_server.gate.turn_builder import (
+    PROMPT_TAIL,
+    CallContext,
+    Prompt,
+    Prompter,
+    TurnBuilder,
+    sampling_used,
+)
+from turnstile_server.rendering.protocol import Renderer, ReplyParser, TooManyTokens
 from turnstile_server.settings import GateSettings
 
 PARSED_IDS = 8_192
@@ -64,6 +73,20 @@ class TokenAnswerer(CallAnswerer):
         if request.json_schema is not None and not self._engine.capabilities.constrained:
             raise InvalidRequest("a format for the answer needs constrained decoding, which this engine cannot do")
 
+    async def prompt_ids(self, session: EpisodeSession, prompt: RenderedPrompt) -> Int32Array:
+        if isinstance(prompt.source, str):
+            try:
+                return await self._prompter.encoded(prompt.source, session.huge_prompts, begin=prompt.begin)
+            except TooManyTokens as error:
+                raise context_overflow(str(error), error.tokens, self._context_length) from None
+        size = self._renderer.vocab_size
+        wrong = next((at for at, index in enumerate(prompt.source) if not 0 <= index < size), None)
+        if wrong is not None:
+            raise InvalidRequest(
+                f"prompt[{wrong}] is {prompt.source[wrong]}, no id of this model's vocabulary (0 to {size - 1})"
+            )
+        return np.array(prompt.source, np.int32)
+
     async def count(self, session: EpisodeSession, request: ModelRequest, match: CallMatch) -> int:
         try:
             prompt = await self._prompter.prompt(match, request.tools, None, session.huge_prompts)
@@ -89,9 +112,8 @@ class TokenAnswerer(CallAnswerer):
         The trainer pins the sampling (invariant 9); the agent only chooses where to stop.
         """
         request = context.request
-        identical = session.tree.latest(call.request_key)
         try:
-            prompt = await self._prompter.prompt(context.match, request.tools, identical, session.huge_prompts)
+            prompt = await self._prompt(session, call, context)
         except TooManyTokens as error:
             raise context_overflow(str(error), error.tokens, self._context_length) from None
         context.stopwatch.rendered()
@@ -120,18 +142,31 @@ class TokenAnswerer(CallAnswerer):
         )
         return builder, sampling
 
+    async def _prompt(self, session: EpisodeSession, call: ModelCall, context: CallContext) -> Prompt:
+        """Raises TooManyTokens."""
+        if context.prompt_ids is not None:
+            return await self._prompter.given(context.match, context.prompt_ids, session.huge_prompts)
+        identical = session.tree.latest(call.request_key)
+        return await self._prompter.prompt(context.match, context.request.tools, identical, session.huge_prompts)
+
+    def _parser(self, context: CallContext, input_ids: Int32Array) -> ReplyParser:
+        request = context.request
+        if context.prompt_ids is not None:
+            return self._renderer.raw_parser(request.stop)
+        return self._renderer.parser(
+            request.tools,
+            prompt_tail=input_ids[-PROMPT_TAIL:],
+            stop=request.stop,
+            parse_calls=request.parse_calls,
+        )
+
     async def _sample(
         self, session: EpisodeSession, call: ModelCall, builder: TurnBuilder, sampling: EngineSampling
     ) -> CommittedTurn:
         """Engine to commit. Whatever goes wrong, the tokens sampled so far are accounted for."""
         request, input_ids = builder.context.request, builder.prompt.input_ids
         try:
-            parser = self._renderer.parser(
-                request.tools,
-                prompt_tail=input_ids[-PROMPT_TAIL:],
-                stop=request.stop,
-                parse_calls=request.parse_calls,
-            )
+            parser = self._parser(builder.context, input_ids)
             if call.abandoned is not None:
                 raise end_error(call)
             chunks = self._engine.generate(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import anyio
@@ -42,7 +42,7 @@ from turnstile_server.engines.protocol import EngineCapabilities, EngineChunk, E
 from turnstile_server.engines.weight_spans import WeightSpans
 from turnstile_server.errors import EngineProtocolError
 from turnstile_server.gate.bounds import GateBounds
-from turnstile_server.gate.dialects.base import ModelRequest
+from turnstile_server.gate.dialects.base import PROMPT, ModelRequest
 from turnstile_server.gate.made_turn import made_timings, made_turn
 from turnstile_server.rendering.message_rules import Rewritten
 from turnstile_server.rendering.protocol import CannotBridge, ParsedReply, PathEnd, Renderer, TooManyTokens
@@ -97,6 +97,8 @@ class CallContext:
     thread: Thread | None
     stopwatch: Stopwatch
     step: int = 0
+    prompt_ids: Int32Array | None = None
+    """The whole prompt, where the client rendered it itself."""
 
     @property
     def continued_turn(self) -> str | None:
@@ -141,6 +143,8 @@ class Prompt:
     tokenized_bytes: int
     rewritten: frozenset[str] = frozenset()
     """The ways in which messages were written differently for the chat template (``Rewritten``)."""
+    read: tuple[Message, ...] | None = None
+    """Of a prompt that the client rendered itself: its new ids as text, for people to read."""
 
     @property
     def rerendered_tokens(self) -> int:
@@ -198,8 +202,7 @@ class Prompter:
             try:
                 bridge = await self._run(
                     share,
-                    match.new_messages,
-                    tools,
+                    self._cost(match.new_messages, tools),
                     lambda: self._renderer.bridge(end, match.new_messages, tools, most=most),
                 )
             except TooManyTokens as error:
@@ -209,24 +212,39 @@ class Prompter:
             broken = Break(reason=BreakReason(bridge.reason))
         messages = (*_stored_messages(parent), *match.new_messages)
         rendered = await self._run(
-            share, messages, tools, lambda: self._renderer.render(messages, tools, most=self._most)
+            share,
+            self._cost(messages, tools),
+            lambda: self._renderer.render(messages, tools, most=self._most),
         )
         return _prompt_of(None, rendered.ids, broken, rendered.tokenized_bytes, rendered.rewritten)
 
-    async def _run(
-        self,
-        share: anyio.CapacityLimiter,
-        messages: Sequence[Message],
-        tools: Sequence[Tool],
-        render: Callable[[], Result],
-    ) -> Result:
-        chars = sum(map(_chars, messages)) + sum(map(self._tool_chars, tools))
+    async def encoded(self, text: str, share: anyio.CapacityLimiter, *, begin: bool) -> Int32Array:
+        """int32: the ids of a prompt that the client rendered itself. ``share``, and what is raised: see
+        ``prompt``."""
+        return await self._run(
+            share, len(text), lambda: self._renderer.encode_prompt(text, begin=begin, most=self._most)
+        )
+
+    async def given(self, match: CallMatch, ids: Int32Array, share: anyio.CapacityLimiter) -> Prompt:
+        """The prompt of ``ids``, which the client rendered itself, below the turn that it continues."""
+        parent = match.parent
+        new = ids if parent is None else ids[parent.token_count :]
+        text = await self._run(share, 4 * len(new), lambda: self._renderer.decode(new))
+        # By its name no call with messages that holds the same text is taken to continue these tokens.
+        read = (Message("user", text, name=PROMPT),) if text else ()
+        return replace(_prompt_of(parent, new, match.broken, 0), read=read)
+
+    async def _run(self, share: anyio.CapacityLimiter, chars: int, render: Callable[[], Result]) -> Result:
+        """``render``, which costs as much as so many characters, where it holds nobody up."""
         if chars <= self._bounds.inline_render_chars:
             return render()
         if chars <= self._bounds.huge_prompt_chars:
             return await anyio.to_thread.run_sync(render, limiter=self._long)
         async with share:  # kept until the thread ends
             return await anyio.to_thread.run_sync(render, limiter=self._huge)
+
+    def _cost(self, messages: Sequence[Message], tools: Sequence[Tool]) -> int:
+        return sum(map(_chars, messages)) + sum(map(self._tool_chars, tools))
 
     def _tool_chars(self, tool: Tool) -> int:
         try:
@@ -306,6 +324,7 @@ class TurnBuilder:
         context, prompt, watch = self.context, self.prompt, self.context.stopwatch
         fields: dict[str, Any] = {
             **context.facts(prompt.parent),
+            **({} if prompt.read is None else {"new_messages": prompt.read}),
             "turn_id": self.turn_id,
             "episode_id": self.episode_id,
             "seq": seq,

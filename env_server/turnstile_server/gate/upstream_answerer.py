@@ -11,13 +11,13 @@ from contextlib import aclosing, suppress
 
 import numpy as np
 
-from turnstile.models import FinishReason, SamplingUsed, Turn, TurnTimings, UpstreamUsage
+from turnstile.models import FinishReason, Int32Array, SamplingUsed, Turn, TurnTimings, UpstreamUsage
 from turnstile_server.capture import CallMatch
 from turnstile_server.engines.upstream.protocol import UpstreamAnswers, UpstreamCall, UpstreamFinish, UpstreamPiece
 from turnstile_server.errors import EngineProtocolError, EngineTimeout, InvalidRequest, JournalUnavailable
 from turnstile_server.gate.answering import CallAnswerer, TurnRecords, format_timeout
 from turnstile_server.gate.call import CommittedTurn, ModelCall, message_of
-from turnstile_server.gate.dialects.base import ModelRequest
+from turnstile_server.gate.dialects.base import ModelRequest, RenderedPrompt
 from turnstile_server.gate.session import EpisodeSession
 from turnstile_server.gate.turn_builder import CallContext
 from turnstile_server.rendering.media_words import OMITTED
@@ -55,6 +55,12 @@ class UpstreamAnswerer(CallAnswerer):
             raise InvalidRequest(
                 f"return_token_ids: the token ids of the hosted model {self._model_name} are not known here"
             )
+
+    async def prompt_ids(self, session: EpisodeSession, prompt: RenderedPrompt) -> Int32Array:
+        raise InvalidRequest(
+            f"/v1/completions takes a prompt of tokens, and those of the hosted model {self._model_name} are not "
+            "known here: send messages to /v1/chat/completions"
+        )
 
     async def count(self, session: EpisodeSession, request: ModelRequest, match: CallMatch) -> int:
         return await self._upstream.count(self._call(session, request))

@@ -52,6 +52,12 @@ class NoTokens(Renderer):
     ) -> ReplyParser:
         self._refuse()
 
+    def encode_prompt(self, text: str, *, begin: bool, most: int | None = None) -> Int32Array:
+        self._refuse()
+
+    def raw_parser(self, stop: Sequence[str]) -> ReplyParser:
+        self._refuse()
+
     def encode_completion(self, text: str, *, close: bool = True) -> Int32Array:
         self._refuse()
 

@@ -217,6 +217,16 @@ class Renderer(Protocol):
         """
         ...
 
+    def encode_prompt(self, text: str, *, begin: bool, most: int | None = None) -> Int32Array:
+        """int32: the ids of a whole prompt that the client rendered itself. The text of a control token becomes
+        that token. ``begin``: the token with which the tokenizer begins a text is added where the text does not
+        begin with it. ``most`` as for ``render``."""
+        ...
+
+    def raw_parser(self, stop: Sequence[str]) -> ReplyParser:
+        """A parser for the completion of such a prompt: all of it is text."""
+        ...
+
     def encode_completion(self, text: str, *, close: bool = True) -> Int32Array:
         """int32: the ids that the policy would have sampled to write ``text``; the inverse of ``decode``.
 

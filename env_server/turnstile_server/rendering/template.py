@@ -33,6 +33,7 @@ from turnstile_server.rendering.message_rules import MessageRules, Rewritten, ca
 from turnstile_server.rendering.model_report import model_report
 from turnstile_server.rendering.normalise import Prepared, Stock, own_ids, prepare, stock_message
 from turnstile_server.rendering.protocol import Bridge, CannotBridge, ModelReport, PathEnd, Rendered
+from turnstile_server.rendering.raw_parser import RawReplyParser
 from turnstile_server.rendering.recognition import PROBE_TOOLS, NotRecognised, Recognised, check, recognise
 from turnstile_server.rendering.reply_parser import TagReplyParser
 from turnstile_server.rendering.synthetic import Synthetic
@@ -320,6 +321,14 @@ class TemplateRenderer:
             stop_ids=frozenset(self._stop_ids),
             parse_calls=parse_calls,
         )
+
+    def encode_prompt(self, text: str, *, begin: bool, most: int | None = None) -> Int32Array:
+        ids = self._encoder.encode(text, most=most).ids
+        first = self._vocabulary.tokenizer.encode("").ids[:1] if begin else []
+        return np.array(ids if ids[: len(first)] == first else [*first, *ids], dtype=np.int32)
+
+    def raw_parser(self, stop: Sequence[str]) -> RawReplyParser:
+        return RawReplyParser(self._table, stop, frozenset(self._stop_ids))
 
     def encode_completion(self, text: str, *, close: bool = True) -> Int32Array:
         return completion_ids(self._encoder, text, self._stop_ids, self._close if close else None)

@@ -105,10 +105,25 @@ class ToolOffer:
 
 
 @dataclass(frozen=True, slots=True)
+class RenderedPrompt:
+    """A prompt that the client rendered itself. ``source``: its text or its token ids. ``begin``: the token with
+    which the tokenizer begins a text is added to a text that lacks it."""
+
+    source: str | tuple[int, ...]
+    begin: bool = True
+
+
+PROMPT = "prompt"
+"""The ``history`` of a dialect whose bodies hold token ids, each a JSON value."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelRequest:
     """The body of a model call, free of dialect."""
 
     messages: tuple[Message, ...]
+    """None where the client rendered the ``prompt`` itself."""
+    prompt: RenderedPrompt | None = None
     tools: tuple[Tool, ...] = ()
     model: str = ""
     stream: bool = False

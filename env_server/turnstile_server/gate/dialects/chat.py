@@ -36,7 +36,6 @@ from turnstile_server.gate.dialects.base import (
     ReplyHead,
     StreamWriter,
     ToolOffer,
-    Usage,
     endpoint,
 )
 from turnstile_server.gate.dialects.json import (
@@ -59,6 +58,8 @@ from turnstile_server.gate.dialects.openai import (
     models_body,
     refuse_logit_bias,
     role_of,
+    server_event,
+    usage_value,
 )
 from turnstile_server.gate.dialects.parse_cache import ParseCache
 from turnstile_server.gate.dialects.read_body import ReadBody, read_body
@@ -142,7 +143,7 @@ class ChatDialect:
                 "created": reply.head.created,
                 "model": reply.head.model,
                 "choices": [{**choice, **_tokens(reply, request)}],
-                "usage": _usage(reply.usage),
+                "usage": usage_value(reply.usage),
                 **_prompt_ids(reply),
             },
             option=orjson.OPT_SERIALIZE_NUMPY,
@@ -198,9 +199,9 @@ class _ChatStream:
     def end(self, reply: FinishedReply) -> bytes:
         choice = {"index": 0, "delta": {}, "logprobs": None, "finish_reason": _finish(reply)}
         choices = [{**choice, **_tokens(reply, self._request)}]
-        tail = _sse({**self._head, "choices": choices, **_prompt_ids(reply)})
+        tail = server_event({**self._head, "choices": choices, **_prompt_ids(reply)})
         if self._request.stream_usage:
-            tail += _sse({**self._head, "choices": [], "usage": _usage(reply.usage)})
+            tail += server_event({**self._head, "choices": [], "usage": usage_value(reply.usage)})
         return tail + b"data: [DONE]\n\n"
 
     def error(self, error: TurnstileError) -> bytes:
@@ -213,11 +214,7 @@ class _ChatStream:
 
     def _chunk(self, delta: dict[str, Any]) -> bytes:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}
-        return _sse({**self._head, "choices": [choice]})
-
-
-def _sse(value: dict[str, Any]) -> bytes:
-    return b"data: " + orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n\n"
+        return server_event({**self._head, "choices": [choice]})
 
 
 def _prompt_ids(reply: FinishedReply) -> dict[str, Any]:
@@ -242,15 +239,6 @@ def _finish(reply: FinishedReply) -> str:
     if reply.finish == "stop" and reply.message.tool_calls:
         return "tool_calls"
     return reply.finish
-
-
-def _usage(usage: Usage) -> dict[str, Any]:
-    return {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-    }
 
 
 def parse_chat(body: bytes, before: ParseCache | None = None, media: Media = REFUSED) -> ModelRequest:

@@ -15,6 +15,7 @@ import orjson
 
 from turnstile.models import Role
 from turnstile_server.errors import InvalidRequest, TurnstileError
+from turnstile_server.gate.dialects.base import Usage
 from turnstile_server.gate.dialects.json import dumped, kind, text
 from turnstile_server.gate.dialects.media import Media, TextContent
 from turnstile_server.gate.dialects.tool_choice import CallChoice, forced
@@ -151,6 +152,20 @@ def error_body(error: TurnstileError, *, stated: bool = False) -> bytes:
     if error.detail is not None:
         body["detail"] = error.detail
     return orjson.dumps({"error": body})
+
+
+def server_event(value: dict[str, Any]) -> bytes:
+    """A chunk of a stream."""
+    return b"data: " + orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n\n"
+
+
+def usage_value(usage: Usage) -> dict[str, Any]:
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
 
 
 def models_body(name: str, context_length: int) -> bytes:
