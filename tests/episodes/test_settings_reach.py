@@ -142,6 +142,6 @@ async def test_long_renders_leave_the_loop_for_a_bounded_number_of_threads(
     match = CallMatch(None, (Message("user", "hello"),), (), None, (Message("user", "hello"),))
     async with anyio.create_task_group() as tasks:
         for _ in range(6):
-            tasks.start_soon(prompter.prompt, match, (), None, anyio.CapacityLimiter(1))
+            tasks.start_soon(prompter.prompt, match, match.new_messages, (), None, anyio.CapacityLimiter(1))
     assert (threading.current_thread().name not in watched.threads) == leaves_the_loop
     assert watched.most == at_once

@@ -28,6 +28,8 @@ class Cosmetic(StrEnum):
     ARGUMENTS_RESERIALISED = "arguments_reserialised"
     ARGUMENTS_DEFAULTS_FILLED = "arguments_defaults_filled"
     ARGUMENTS_WHITESPACE_STRIPPED = "arguments_whitespace_stripped"
+    CALLS_AS_TEXT = "calls_as_text"
+    """The client wrote the calls of a reply into its text (``flattened_calls``)."""
     SYSTEM_VOLATILE = "system_volatile"
     """In system or developer text, not in a reply: what a volatile pattern of the agent's spec matches."""
 

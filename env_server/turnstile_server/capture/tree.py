@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from turnstile.models import EpisodeStats, Int32Array, Message, Tool, Turn
 from turnstile_server.capture.breaks import explain_break
 from turnstile_server.capture.compare import Cosmetic
+from turnstile_server.capture.flattened_calls import FlattenedCalls
 from turnstile_server.capture.id_match import match_ids
 from turnstile_server.capture.keys import SYSTEM_ROLES, Key, PathKeys, group, schemas_of
 from turnstile_server.capture.match import CallMatch, PathCache, find_parent
@@ -78,6 +79,7 @@ class TokenTree(Turns):
         super().__init__()
         self._volatile = volatile if volatile is not None else VolatileText()
         self._packing = packing or Packing()
+        self._flattened = FlattenedCalls()
         self._open_blocks = OpenBlocks(self._packing.open_blocks)
         self._unpacked: deque[Node] = deque()
         """In commit order, without those that are too large to be packed."""
@@ -94,7 +96,7 @@ class TokenTree(Turns):
         Never changes the tree. It caches the path that it found, so that the next call on that path costs only
         what that call adds.
         """
-        compared = self._volatile.masked(messages)
+        compared = self._compared(messages)
         deepest_first = sorted(self._paths, key=lambda path: len(path.messages), reverse=True)
         known = next((path for path in deepest_first if path.begins(compared, tools_key)), None)
         groups = group(compared) if known is None else [*known.groups, *group(compared, len(known.messages))]
@@ -108,6 +110,9 @@ class TokenTree(Turns):
                 path, covered = tuple(compared[:consumed]), tuple(groups[: found.groups])
                 known = PathCache(tools_key, path, covered, found.node, echo)
             self._paths = [*(path for path in self._paths if path is not known), known][-CACHED_PATHS:]
+            last = groups[found.groups - 1]
+            if any(compared[at] is not messages[at] for at in range(last.start, last.end)):
+                cosmetic.add(Cosmetic.CALLS_AS_TEXT)
             if compared is not messages and _system_messages(messages[:consumed]) != _stored_system(found.node):
                 cosmetic.add(Cosmetic.SYSTEM_VOLATILE)
         return CallMatch(
@@ -149,7 +154,7 @@ class TokenTree(Turns):
         if turn.turn_id in self._nodes:
             raise ValueError(f"turn {turn.turn_id} is in the tree already")
         parent = self._nodes[turn.parent_id] if turn.parent_id is not None else None
-        messages = (*self._volatile.masked(turn.new_messages), turn.reply)
+        messages = (*self._compared(turn.new_messages), turn.reply)
         above, end = 0, PathKeys(turn.tools_key.encode())
         merged = parent is not None and messages[0].role == "assistant"
         if parent is not None and merged:
@@ -183,12 +188,14 @@ class TokenTree(Turns):
             siblings.append(node)
         else:
             parent.children = [node]  # a list that is made at once has no room to spare: most turns have one child
+        self._flattened.add(node)
         self._statistics.add(node)
         return node
 
     def cool(self) -> None:
         """Drops what is kept to make the next call cheaper. Nothing else depends on it."""
         self._paths.clear()
+        self._flattened.cool()
         self._open_blocks.close()
         for node in self._nodes.values():
             node.cool()
@@ -211,6 +218,10 @@ class TokenTree(Turns):
         for index, node in enumerate(nodes):
             node.pack(block, index, self._open_blocks)
         return True
+
+    def _compared(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """The messages as they are compared: without volatile text, and with the calls that are sent as text."""
+        return self._flattened.restored(self._volatile.masked(messages), self._nodes.values())
 
     def _repeats(self, keys: PathKeys) -> None:
         """A call that left the known paths holds a path with these keys: its agent has the reply that ends it. One

@@ -89,7 +89,9 @@ class TokenAnswerer(CallAnswerer):
 
     async def count(self, session: EpisodeSession, request: ModelRequest, match: CallMatch) -> int:
         try:
-            prompt = await self._prompter.prompt(match, request.tools, None, session.huge_prompts)
+            prompt = await self._prompter.prompt(
+                match, request.messages, request.tools, None, session.huge_prompts
+            )
         except TooManyTokens as error:
             return error.tokens
         return len(prompt.input_ids)
@@ -146,8 +148,10 @@ class TokenAnswerer(CallAnswerer):
         """Raises TooManyTokens."""
         if context.prompt_ids is not None:
             return await self._prompter.given(context.match, context.prompt_ids, session.huge_prompts)
-        identical = session.tree.latest(call.request_key)
-        return await self._prompter.prompt(context.match, context.request.tools, identical, session.huge_prompts)
+        identical, request = session.tree.latest(call.request_key), context.request
+        return await self._prompter.prompt(
+            context.match, request.messages, request.tools, identical, session.huge_prompts
+        )
 
     def _parser(self, context: CallContext, input_ids: Int32Array) -> ReplyParser:
         request = context.request

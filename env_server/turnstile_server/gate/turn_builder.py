@@ -36,6 +36,7 @@ from turnstile.models import (
 )
 from turnstile.models.faults import fault_text
 from turnstile_server.capture import CallMatch, Node
+from turnstile_server.capture.compare import Cosmetic
 from turnstile_server.capture.keys import SYSTEM_ROLES
 from turnstile_server.engines.call_checks import check_chunk
 from turnstile_server.engines.protocol import EngineCapabilities, EngineChunk, EngineFinish, EngineSampling
@@ -181,12 +182,13 @@ class Prompter:
     async def prompt(
         self,
         match: CallMatch,
+        sent: Sequence[Message],
         tools: Sequence[Tool],
         identical: Node | None,
         share: anyio.CapacityLimiter,
     ) -> Prompt:
-        """``identical``: an earlier turn of the same request; it is fed the same context without rendering.
-        ``share``: what the episode may have of the threads for huge prompts.
+        """``sent``: all messages of the call. ``identical``: an earlier turn of the same request; it is fed the
+        same context without rendering. ``share``: what the episode may have of the threads for huge prompts.
 
         Raises TooManyTokens, with the tokens of the whole prompt, for one that surely leaves no room. A prompt
         that is a little too long is returned.
@@ -210,7 +212,9 @@ class Prompter:
             if not isinstance(bridge, CannotBridge):
                 return _prompt_of(parent, bridge.context_ids, broken, bridge.tokenized_bytes, bridge.rewritten)
             broken = Break(reason=BreakReason(bridge.reason))
-        messages = (*_stored_messages(parent), *match.new_messages)
+        # Calls that the client keeps as text have no results that a template could put behind them.
+        as_sent = Cosmetic.CALLS_AS_TEXT in match.echo
+        messages = tuple(sent) if as_sent else (*_stored_messages(parent), *match.new_messages)
         rendered = await self._run(
             share,
             self._cost(messages, tools),
