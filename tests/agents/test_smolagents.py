@@ -14,7 +14,7 @@ from scripted_policy import scripted_policy
 from turnstile import AsyncClient
 from turnstile_server.demo.local_server import serve
 
-pytestmark = [pytest.mark.anyio, pytest.mark.agents, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.anyio, pytest.mark.agents, pytest.mark.thorough, pytest.mark.timeout(300)]
 PROGRAM = Path(__file__).with_name("smolagents_program.py")
 
 
