@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from turnstile.models import Message, ToolCall
 from turnstile_server.errors import InvalidRequest
 from turnstile_server.gate.dialects import conversations, parse_cache
-from turnstile_server.gate.dialects.base import Dialect, ModelRequest
+from turnstile_server.gate.dialects.base import PROMPT, Dialect, ModelRequest
 from turnstile_server.gate.dialects.json_lists import (
     continued,
     find_few_items,
@@ -26,7 +26,7 @@ from turnstile_server.gate.dialects.parse_cache import CONVERSATIONS, ParseCache
 from turnstile_server.gate.dialects.registry import load_dialects
 from turnstile_server.http.json_values import weigh
 
-BY_NAME = {dialect.name: dialect for dialect in load_dialects()}
+BY_NAME = {dialect.name: dialect for dialect in load_dialects() if dialect.history != PROMPT}
 PARAMS = {"model": "m", "method": "generateContent"}
 TEXTS = st.sampled_from(
     ["", "a", '"', "\\", '\\"', "}]", '},{"role":', "é🙂", "\ud83d", "\n\t", '"messages":[', "[{", "x" * 300]

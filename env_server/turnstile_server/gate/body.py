@@ -91,6 +91,8 @@ class BodyParser:
         It is used on the event loop only: two calls of an episode may be read in threads at once.
         """
         self.check_size(len(body))
+        if dialect.history == PROMPT:
+            before = None  # a prompt is read whole, so nothing of it is remembered
         new, whole = self._weigh(dialect, body, before)
         if not self._is_small(new, whole, self._most_values(dialect)):
             fresh = ParseCache()

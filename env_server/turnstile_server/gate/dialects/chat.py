@@ -115,7 +115,7 @@ class ChatDialect:
         return parse_chat(body, before, media)
 
     def count(self, tokens: int) -> bytes:
-        raise NotImplementedError("Chat Completions has no endpoint that counts")
+        raise NotImplementedError(f"{self.name} has no endpoint that counts")
 
     def reply(self, reply: FinishedReply, request: ModelRequest) -> bytes:
         message = reply.message
@@ -150,7 +150,7 @@ class ChatDialect:
         )
 
     def stream(self, head: ReplyHead, request: ModelRequest) -> StreamWriter:
-        return _ChatStream(head, request)
+        return ChatStream(head, request)
 
     def error(self, error: TurnstileError) -> bytes:
         return error_body(error)
@@ -162,7 +162,9 @@ class ChatDialect:
         return model_body(name, context_length)
 
 
-class _ChatStream:
+class ChatStream:
+    """Writes a stream of chunks."""
+
     content_type = EVENT_STREAM
 
     def __init__(self, head: ReplyHead, request: ModelRequest) -> None:

@@ -22,9 +22,8 @@ from typing import Any, Final
 
 import orjson
 
-from turnstile_server.errors import InvalidRequest, TurnstileError
+from turnstile_server.errors import InvalidRequest
 from turnstile_server.gate.dialects.base import (
-    EVENT_STREAM,
     NO_PARAMS,
     PROMPT,
     Endpoint,
@@ -36,13 +35,11 @@ from turnstile_server.gate.dialects.base import (
     StreamWriter,
     endpoint,
 )
+from turnstile_server.gate.dialects.chat import ChatDialect, ChatStream
 from turnstile_server.gate.dialects.json import flag, kind, positive_int, read_object, recorded, stop_strings, text
 from turnstile_server.gate.dialects.media import REFUSED, Media
 from turnstile_server.gate.dialects.openai import (
-    error_body,
     format_schema,
-    model_body,
-    models_body,
     refuse_logit_bias,
     server_event,
     usage_value,
@@ -82,7 +79,9 @@ _REFUSED: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
 """Fields by name: the values that change nothing, and why others are refused."""
 
 
-class CompletionsDialect:
+class CompletionsDialect(ChatDialect):
+    """Errors and lists of models are those of Chat Completions."""
+
     name = "completions"
     history = PROMPT
     endpoints: tuple[Endpoint, ...] = (endpoint("/v1/completions", Purpose.TURN),)
@@ -96,9 +95,6 @@ class CompletionsDialect:
     ) -> ModelRequest:
         return parse_completion(read_object(body))
 
-    def count(self, tokens: int) -> bytes:
-        raise NotImplementedError("completions have no endpoint that counts")
-
     def reply(self, reply: FinishedReply, request: ModelRequest) -> bytes:
         choice = {**_choice(reply.message.content, reply.finish), **_tokens(reply, request)}
         value = {**_head(reply.head), "choices": [choice], "usage": usage_value(reply.usage)}
@@ -107,22 +103,11 @@ class CompletionsDialect:
     def stream(self, head: ReplyHead, request: ModelRequest) -> StreamWriter:
         return _CompletionStream(head, request)
 
-    def error(self, error: TurnstileError) -> bytes:
-        return error_body(error)
 
-    def models(self, name: str, context_length: int) -> bytes:
-        return models_body(name, context_length)
-
-    def model(self, name: str, context_length: int) -> bytes:
-        return model_body(name, context_length)
-
-
-class _CompletionStream:
-    content_type = EVENT_STREAM
-
+class _CompletionStream(ChatStream):
     def __init__(self, head: ReplyHead, request: ModelRequest) -> None:
+        super().__init__(head, request)
         self._head = _head(head)
-        self._request = request
 
     def start(self) -> bytes:
         return b""
@@ -131,19 +116,12 @@ class _CompletionStream:
         assert isinstance(delta, TextDelta)  # all of such a reply is text
         return server_event({**self._head, "choices": [_choice(delta.text, None)]})
 
-    def keepalive(self) -> bytes:
-        return b": keep-alive\n\n"
-
     def end(self, reply: FinishedReply) -> bytes:
         choice = {**_choice("", reply.finish), **_tokens(reply, self._request)}
         tail = server_event({**self._head, "choices": [choice]})
         if self._request.stream_usage:
             tail += server_event({**self._head, "choices": [], "usage": usage_value(reply.usage)})
         return tail + b"data: [DONE]\n\n"
-
-    def error(self, error: TurnstileError) -> bytes:
-        """As in Chat Completions: SDKs raise on it, and no ``[DONE]`` follows."""
-        return b"data: " + error_body(error, stated=True) + b"\n\n"
 
 
 def _head(head: ReplyHead) -> dict[str, Any]:
