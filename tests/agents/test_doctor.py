@@ -164,7 +164,7 @@ async def test_what_an_agent_failed_at_is_named(tiny_model: Path, tmp_path: Path
         tmp_path,
         silent=["python3", "-c", ASKS_NOTHING],
         talker=["python3", "-c", ASKS_ONCE],
-        sleeper=["sh", "-c", f"exec {LINE}"],
+        sleeper=["sh", "-c", f"echo I wait; exec {LINE}"],
     )
     wanted = settings(tiny_model, specs=(folder,), install_dir=tmp_path / "installs")
     silent = await check_agent(wanted, "silent", wall_s=60)
@@ -177,6 +177,42 @@ async def test_what_an_agent_failed_at_is_named(tiny_model: Path, tmp_path: Path
     sleeper = await check_agent(wanted, "sleeper", wall_s=2)
     assert sleeper.status is EpisodeStatus.TIMED_OUT
     assert "ended" in findings(sleeper, False)
+    assert (sleeper.exit_code, sleeper.output) == (None, "I wait\n")
+
+
+@pytest.mark.slow
+@pytest.mark.anyio
+async def test_an_agent_that_does_not_do_as_it_is_told_is_shown_with_what_was_called_and_what_it_offers(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    program = CALLS_A_TOOL.replace("OPENAI_API_KEY", "KEY").replace(
+        'os.environ["OPENAI_BASE_URL"]', 'os.environ["URL"] + "/v1"'
+    )
+    unable = program.replace("bash", "look").replace('"command"', '"path"')
+    folder = specs(
+        tmp_path,
+        able=["python3", "-c", program],
+        unable=["python3", "-c", unable],
+        deaf=["python3", "-c", program.replace('messages.append({"role": "tool"', 'sys.exit({"role": "tool"')],
+        apart=["python3", "-c", program],
+    )
+    apart = json.loads((folder / "apart.yaml").read_text()) | {"user": "harness"}
+    (folder / "apart.yaml").write_text(json.dumps(apart))
+    wanted = settings(tiny_model, specs=(folder,), install_dir=tmp_path / "installs")
+
+    async def told(agent: str) -> dict[str, str]:
+        report = await check_agent(wanted, agent, wall_s=60)
+        return {finding.name: finding.text for finding in report.findings} | {"passed": str(report.passed)}
+
+    able = await told("able")
+    assert (able["passed"], able["tools"]) == ("True", "called: bash 1; offered: bash")
+    unable_said = await told("unable")
+    assert unable_said["tool calls"].startswith("0; none of the tools that it offered takes a shell command")
+    assert unable_said["tools"] == "called: none; offered: look"
+    assert (await told("deaf"))["tool calls"] == "0; the policy called one, and no result came back to the model"
+    apart_said = await told("apart")
+    assert "Read-only file system" in apart_said["work"] or "ermission denied" in apart_said["work"]
+    assert "its spec has `user: harness`, so only the MCP endpoint's tools can write" in apart_said["work"]
 
 
 @pytest.mark.slow

@@ -142,11 +142,14 @@ def test_volatile_patterns_may_hold_braces(tmp_path: Path) -> None:
         (GOOD + "files: {'{home}/a': '{home.b}'}\n", r"files\.\{home\}/a: "),
         (GOOD + "files: {'/{x}': ''}\n", r"files\./\{x\}: there is no placeholder \{x\}"),
         (
-            GOOD.replace("{home}", "{episode_key}"),
+            GOOD.replace("{home}", "{episode_key}") + "user: harness\n",
             r"command\.1: every command in the sandbox can read an argument",
         ),
         (GOOD + "user: root\n", "user: "),
-        (GOOD + "user: agent\nlaunches: agent\n", "launches: agent is for an agent that itself runs as"),
+        (
+            GOOD + "launches: agent\n",
+            "launches: agent is for an agent with user: harness",
+        ),
         (GOOD + "launches: work\n", "launches: "),
         (GOOD + "extends: nobody\n", r"extends: 'nobody' is no agent"),
         (GOOD + "extends: mine\n", "extends: 'mine'"),

@@ -40,6 +40,8 @@ class FakeProcess:
     def __init__(self, command: Command) -> None:
         self.command = command
         self.killed = False
+        self.printed = b""
+        """Its output, where it is killed."""
         self._ended = anyio.Event()
         self._result: ExecResult | Exception = result()
 
@@ -55,7 +57,7 @@ class FakeProcess:
 
     async def kill(self) -> None:
         self.killed = True
-        self.end(result(137))
+        self.end(result(137, self.printed))
 
 
 @dataclass

@@ -141,9 +141,17 @@ async def test_the_agent_gets_its_instruction_its_urls_and_its_key(server: Episo
     assert command.argv == ("play", "Mend it.", f"{url}/v1", f"{url}/mcp")
     assert command.env["TURNS"] == "9"
     assert command.env["EXTRA"] == "secret-value"
-    assert server.provider.made[0].files["/home/harness/instruction.md"] == b"Mend it."
+    assert server.provider.made[0].files["/home/agent/instruction.md"] == b"Mend it."
     assert "secret-value" not in (await server.stage.control.get(f"/episodes/{created['episode_id']}")).text
     await server.stage.post(created, "cancel")
+
+
+async def test_what_a_stopped_agent_had_printed_is_in_its_record(server: EpisodeServer) -> None:
+    created = await server.play(limits={"wall_s": 0.2})
+    (await server.provider.agent()).printed = b"waiting for a server"
+    shown = await server.ended(created)
+    assert (shown["status"], shown["agent_exit_code"]) == ("timed_out", None)
+    assert shown["agent_output"] == "waiting for a server"
 
 
 async def test_no_more_than_max_running_are_played_at_once(tiny_model: Path, tmp_path: Path) -> None:

@@ -208,7 +208,7 @@ class Episode(Model):
     agent_exit_code: int | None = None
     """Exit code of an agent that the server launched."""
     agent_output: str | None = None
-    """The end of its output, bounded by ``agents.max_output_bytes``."""
+    """The end of its output, bounded, also of an agent that was stopped (a time-out, a submission, a limit)."""
     error: ErrorInfo | None = None
     ended_by: EndedBy | None = None
     """None: it has not ended, or ``error`` says what ended it."""

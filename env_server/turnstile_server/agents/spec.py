@@ -172,9 +172,10 @@ class AgentSpec(SpecPart):
         None, description="How a fork of it goes on; none: it cannot be forked. For agents of `user: agent` alone."
     )
     user: Literal["harness", "agent"] = Field(
-        "harness",
-        description="User that it runs as. `agent`: for an agent that runs the model's commands or edits the "
-        "work folder itself; its key is then within reach of these commands.",
+        "agent",
+        description="User that it runs as. `agent`: it can run the model's commands and edit the work folder "
+        "itself; its key is then within reach of these commands. `harness`: it works through the MCP endpoint "
+        "alone, reads the work folder and cannot write it, and its key is out of their reach.",
     )
     launches: Literal["agent"] | None = Field(
         None,
@@ -201,7 +202,7 @@ class AgentSpec(SpecPart):
     @model_validator(mode="after")
     def _apart(self) -> AgentSpec:
         if self.launches is not None and self.user != "harness":
-            raise ValueError("launches: agent is for an agent that itself runs as user: harness")
+            raise ValueError("launches: agent is for an agent with user: harness, which the spec must say")
         if self.resume is not None and (unknown := set(self.resume.without).difference(self.command)):
             raise ValueError(f"resume.without: command has no argument {', '.join(sorted(unknown))}")
         return self

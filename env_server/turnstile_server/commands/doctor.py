@@ -192,5 +192,7 @@ def written(report: DoctorReport) -> str:
     if report.output.strip():
         tail = report.output.strip().splitlines()[-TAIL_LINES:]
         lines += ["The last of what it printed (--json has more):", *(f"  {_one_line(line)}" for line in tail)]
+    elif not report.passed:
+        lines.append("It printed nothing.")
     lines.append("It works here." if report.passed else "It does not work here.")
     return "\n".join(lines)

@@ -68,6 +68,10 @@ class Lifecycle:
         """Records the instruction that the episode's environment made."""
         self.episode = self.episode.model_copy(update={"instruction": instruction})
 
+    def note_killed(self, output: str | None) -> None:
+        """Records the last output of an agent that was killed; None: it ended by itself."""
+        self.episode = self.episode.model_copy(update={"agent_output": output})
+
     def reward(self, rewarded: Episode) -> None:
         """Takes over the rewards of a record that was stored; nothing else of it, which may be old by now."""
         fields = {"turn_rewards": rewarded.turn_rewards, "late_rewards": rewarded.late_rewards}

@@ -279,7 +279,10 @@ class EpisodeRun:
                 raise await sandbox.death()
             if self._steps is not None:
                 await self._rests.begin()
-            end = await sandbox.run_agent(self._key, session.limits.max_turns, self._env)
+            try:
+                end = await sandbox.run_agent(self._key, session.limits.max_turns, self._env)
+            finally:
+                self._life.note_killed(sandbox.killed_output)
             turns = len(session.tree) - before
             outcome = outcome_of_exit(end, agent, turns=turns, last_refusal=session.last_refusal)
             span.note(exit_code=end.exit_code)

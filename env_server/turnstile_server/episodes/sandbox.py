@@ -6,6 +6,7 @@ the middle of ``prepare``. Knows nothing of models, tokens or reward.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Mapping, Sequence
 
@@ -25,7 +26,16 @@ from turnstile_server.episodes.fork_point import put_files
 from turnstile_server.episodes.outcome import AgentEnd
 from turnstile_server.episodes.plan import Plan
 from turnstile_server.errors import AgentFailed, FileProblem, SandboxDeath, SandboxFailed, TaskFailed
-from turnstile_server.sandboxes.protocol import HOMES, IMAGE_PYTHON, Command, Sandbox, SandboxSpec, User
+from turnstile_server.sandboxes.protocol import (
+    HOMES,
+    IMAGE_PYTHON,
+    Command,
+    ExecResult,
+    Process,
+    Sandbox,
+    SandboxSpec,
+    User,
+)
 from turnstile_server.settings import Settings
 from turnstile_server.spans import OpenSpan, SpanRecorder
 from turnstile_server.tasks.model import Task
@@ -35,6 +45,9 @@ _LOG = logging.getLogger(__name__)
 
 _HELPER_S = 30.0
 """Time to ask an image for its Python version, and to kill an agent."""
+
+_LAST_OUTPUT_S = 2.0
+"""Time from the kill of an agent until its output is complete. What it left running may hold the output open."""
 
 
 class EpisodeSandbox:
@@ -65,6 +78,8 @@ class EpisodeSandbox:
         self._prepared = False
         self._acted = False
         """The agent may have run in it, so what happened from then on may be its doing."""
+        self.killed_output: str | None = None
+        """The output of an agent that was killed, as ``AgentEnd.output``; None where it ended by itself."""
 
     @classmethod
     def of(
@@ -170,12 +185,18 @@ class EpisodeSandbox:
         try:
             result = await process.wait()
         except BaseException:
-            with anyio.move_on_after(_HELPER_S, shield=True):
-                await process.kill()
+            await self._kill(process)
             raise
-        output = (result.stdout + result.stderr).decode(errors="replace")
+        output = _text_of(result)
         reported = read_ending(agent.end, result.stdout.decode(errors="replace"))
         return AgentEnd(result.exit_code, output, reported)
+
+    async def _kill(self, process: Process) -> None:
+        """Kills the agent and keeps what it had printed, which is often the only hint of why it hung."""
+        with anyio.move_on_after(_HELPER_S, shield=True):
+            await process.kill()
+        with anyio.move_on_after(_LAST_OUTPUT_S, shield=True), contextlib.suppress(SandboxFailed):
+            self.killed_output = _text_of(await process.wait())
 
     async def death(self) -> SandboxFailed:
         """Waits as long as the sandbox lives; returns the error to raise. For external agents, which end
@@ -243,6 +264,10 @@ class EpisodeSandbox:
         if sandbox is not None:
             with anyio.CancelScope(shield=True), self._spans.span(SpanKind.SANDBOX, "remove"):
                 await sandbox.destroy()
+
+
+def _text_of(result: ExecResult) -> str:
+    return (result.stdout + result.stderr).decode(errors="replace")
 
 
 async def missing_programs(sandbox: Sandbox, programs: Sequence[str]) -> list[str]:

@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import anyio
@@ -18,7 +19,7 @@ from turnstile_server.errors import AgentNotInstalled, SandboxUnavailable, Start
 from turnstile_server.gate.dialects.registry import load_dialect
 from turnstile_server.settings import Settings
 from turnstile_server.tasks.registry import load_usable_tasks
-from turnstile_server.testing.policy import Policy
+from turnstile_server.testing.policy import WatchedPolicy
 from turnstile_server.testing.server import PlayedEpisode, RequestRefused, ScriptedServer, scripted_server
 from turnstile_server.testing.shell_policy import ShellPolicy, endpoint_texts, solution_commands
 
@@ -38,6 +39,9 @@ TASK: dict[str, Any] = {
 }
 MAX_TURNS = 40
 """Well above what a solution needs; it stops an agent that loops."""
+
+RESULT_CHARS = 120
+"""Characters that a finding quotes of a tool result."""
 
 NO_SANDBOX = (SandboxUnavailable.type, TaskFailed.type)
 """Errors of an episode that mean, before the first model call, that its agent cannot be run anywhere."""
@@ -76,6 +80,9 @@ class DoctorReport(BaseModel):
     calls: dict[str, int] = {}
     """Model calls by dialect."""
     tool_calls: int = 0
+    offered_tools: tuple[str, ...] = ()
+    called_tools: dict[str, int] = {}
+    """Calls that the policy sampled, by tool; ``tool_calls`` counts those whose results came back."""
     sampled: int = 0
     trained: int = 0
     untrained: dict[str, int] = {}
@@ -108,7 +115,7 @@ async def check_agent(
             task_id
         )
         commands, task = solution_commands(found, settings.tasks), TaskRef(id=task_id)
-    policy: Policy = ShellPolicy(commands, fallback=endpoint_texts(settings.tools))
+    policy = WatchedPolicy(ShellPolicy(commands, fallback=endpoint_texts(settings.tools)))
     async with scripted_server(settings, policy) as server:
         spec = server.backends.agents.get(agent)
         try:
@@ -123,7 +130,8 @@ async def check_agent(
         failure = played.episode.error
         if not played.turns and failure is not None and failure.type in NO_SANDBOX:
             raise StartupError(failure.message)
-        return judge(spec, played, install_s=install_s, sandboxes=server.backends.sandboxes.name)
+        sandboxes = server.backends.sandboxes.name
+        return judge(spec, played, install_s=install_s, sandboxes=sandboxes, offered=policy.offered)
 
 
 async def _install(server: ScriptedServer, spec: AgentSpec) -> float | None:
@@ -141,8 +149,15 @@ def _not_installed(spec: AgentSpec, why: str) -> DoctorReport:
     return DoctorReport(agent=spec.name, version=spec.version, passed=False, findings=(finding,), output=why)
 
 
-def judge(spec: AgentSpec, played: PlayedEpisode, *, install_s: float | None, sandboxes: str) -> DoctorReport:
-    """The report of the episode that ``spec``'s agent played. Pure."""
+def judge(
+    spec: AgentSpec,
+    played: PlayedEpisode,
+    *,
+    install_s: float | None,
+    sandboxes: str,
+    offered: Collection[str],
+) -> DoctorReport:
+    """The report of the episode that ``spec``'s agent played, whose calls ``offered`` these tools. Pure."""
     episode, stats = played.episode, played.samples.stats
     calls: dict[str, int] = {}
     for turn in played.turns:
@@ -166,10 +181,11 @@ def judge(spec: AgentSpec, played: PlayedEpisode, *, install_s: float | None, sa
         called = _finding(
             "tool calls",
             played.tool_calls > 0,
-            _joined(str(played.tool_calls), no_tools, None if played.tool_calls else cut),
+            str(played.tool_calls) if played.tool_calls else _joined("0", no_tools or _unanswered(played), cut),
         )
         done = episode.reward == 1.0
-        work = _finding("work", done, "done" if done else _joined(f"reward {episode.reward}", cut))
+        found = [f"reward {episode.reward}", _last_result(played), _read_only(spec), cut]
+        work = _finding("work", done, "done" if done else _joined(*found))
     findings = (
         _finding("installed", True, "was installed before" if install_s is None else f"in {install_s:.1f} s"),
         _finding(
@@ -177,6 +193,7 @@ def judge(spec: AgentSpec, played: PlayedEpisode, *, install_s: float | None, sa
         ),
         _finding("model calls", load_dialect(spec.dialect).name in calls, _counts(calls)),
         called,
+        _finding("tools", None, f"called: {_counts(_called(played))}; offered: {_names(offered)}"),
         _finding("ended", over, ", ".join(ended)),
         work,
         _finding("tokens", played.accounted, f"{counted}{_reasons(stats.untrained)}"),
@@ -200,6 +217,8 @@ def judge(spec: AgentSpec, played: PlayedEpisode, *, install_s: float | None, sa
         reward=episode.reward,
         calls=calls,
         tool_calls=played.tool_calls,
+        offered_tools=tuple(sorted(offered)),
+        called_tools=_called(played),
         sampled=stats.sampled_tokens,
         trained=stats.trained_tokens,
         untrained=stats.untrained,
@@ -208,6 +227,33 @@ def judge(spec: AgentSpec, played: PlayedEpisode, *, install_s: float | None, sa
         refused=played.refused,
         output="" if passed else episode.agent_output or "",
     )
+
+
+def _called(played: PlayedEpisode) -> dict[str, int]:
+    return dict(Counter(call.name for turn in played.turns for call in turn.reply.tool_calls))
+
+
+def _unanswered(played: PlayedEpisode) -> str | None:
+    """Reason why no tool call was run, where the agent offered tools."""
+    if not played.turns:
+        return None
+    if not _called(played):
+        return "none of the tools that it offered takes a shell command, so the policy called none"
+    return "the policy called one, and no result came back to the model"
+
+
+def _last_result(played: PlayedEpisode) -> str | None:
+    results = list(played.tool_results.values())
+    if not results:
+        return None
+    text = " ".join(results[-1].split())
+    return f"the last tool result was {text[:RESULT_CHARS]!r}{' …' if len(text) > RESULT_CHARS else ''}"
+
+
+def _read_only(spec: AgentSpec) -> str | None:
+    if spec.user == "agent" or spec.launches is not None:
+        return None
+    return "its spec has `user: harness`, so only the MCP endpoint's tools can write the work folder"
 
 
 def _cut(played: PlayedEpisode) -> str | None:
@@ -232,6 +278,10 @@ def _joined(*parts: str | None) -> str:
 
 def _counts(counts: dict[str, int]) -> str:
     return ", ".join(f"{name} {count}" for name, count in sorted(counts.items())) or "none"
+
+
+def _names(names: Collection[str]) -> str:
+    return ", ".join(sorted(names)) or "none"
 
 
 def _reasons(untrained: dict[str, int]) -> str:

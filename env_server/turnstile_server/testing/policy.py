@@ -97,3 +97,16 @@ class FailedStep:
 
 
 Policy = Callable[[PolicyInput], Step | FailedStep]
+
+
+class WatchedPolicy:
+    """A ``Policy`` that notes the tools that its calls offered."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self.offered: set[str] = set()
+        """Names, as the model sees them."""
+
+    def __call__(self, call: PolicyInput) -> Step | FailedStep:
+        self.offered.update(call.tools)
+        return self._policy(call)

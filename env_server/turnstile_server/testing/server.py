@@ -98,9 +98,14 @@ class PlayedEpisode:
     @property
     def tool_calls(self) -> int:
         """Tool calls that the agent ran: their results came back to the model."""
+        return len(self.tool_results)
+
+    @property
+    def tool_results(self) -> dict[str, str]:
+        """What came back to the model for its tool calls, by the id of the call."""
         given = {call.id for turn in self.turns for call in turn.reply.tool_calls}
-        back = {message.tool_call_id for turn in self.turns for message in turn.new_messages}
-        return len(given & back - {None})
+        messages = (message for turn in self.turns for message in turn.new_messages)
+        return {str(one.tool_call_id): one.content for one in messages if one.tool_call_id in given}
 
 
 class ScriptedServer:
