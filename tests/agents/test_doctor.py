@@ -272,9 +272,15 @@ async def test_an_agent_that_cannot_be_installed_is_a_finding(tiny_model: Path, 
     assert "could not be installed" in report.findings[0].text
 
 
-def test_a_goodbye_that_came_after_the_end_is_no_refusal() -> None:
+def test_what_mcp_expects_is_no_refusal() -> None:
     nothing: Any = None
-    requests = {("POST", "/mcp", 410): 2, ("DELETE", "/mcp", 410): 1, ("GET", "/x", 404): 1, ("GET", "/y", 200): 3}
+    requests = {
+        ("POST", "/mcp", 410): 2,
+        ("DELETE", "/mcp", 410): 1,
+        ("GET", "/mcp", 405): 1,
+        ("GET", "/x", 404): 1,
+        ("GET", "/y", 200): 3,
+    }
     counted = {AgentRequest(*one): count for one, count in requests.items()}
     told = PlayedEpisode(nothing, (), nothing, nothing, 0.0, None, counted)
     assert list(told.refused.items()) == [("GET /x 404", 1), ("POST /mcp 410", 2)]

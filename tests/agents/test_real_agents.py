@@ -179,6 +179,7 @@ async def test_it_hands_in_an_answer_through_the_tool_door(agent: str, settings:
         episode.agent_output
     )
     assert seen.told.accounted
+    assert set(seen.told.refused) == set(EXPECTED[agent].get("refused", ()))
     assert seen.told.samples.stats.breaks == EXPECTED[agent].get("breaks", {})
     assert seen.witness.contacts == set()
 

@@ -390,16 +390,17 @@ async def test_delete_ends_a_session_and_its_calls(
         assert (await http.post("", json=request("tools/list"), headers=headers)).status_code == 404
 
 
-async def test_a_stream_of_the_server_opens_and_ends_with_the_episode(
+async def test_a_stream_of_the_server_is_not_offered_as_it_would_bring_nothing(
     stage: McpStage, episode: PlayedEpisode
 ) -> None:
     async with http_of(stage, episode) as http:
         headers = await session_of(http)
-        async with http.stream("GET", "", headers=headers) as stream:
-            assert stream.status_code == 200
-            assert stream.headers["content-type"].startswith("text/event-stream")
-            episode.end()
-            assert [line async for line in stream.aiter_lines()] == []
+        for _ in range(2):
+            answer = await http.get("", headers=headers)
+            assert (answer.status_code, answer.headers["allow"]) == (405, "POST, DELETE")
+            assert answer.json()["error"]["data"] == {"type": "method_not_allowed"}
+        assert (await http.get("", headers={**headers, "mcp-session-id": "0" * 32})).status_code == 404
+        episode.end()
         assert (await http.get("", headers=headers)).status_code == 410
 
 
@@ -435,7 +436,8 @@ async def test_more_requests_at_once_than_allowed_are_429(tmp_path: Path, sandbo
         episode = stage.episodes.begin("e1", sandbox)
         async with http_of(stage, episode) as http:
             headers = await session_of(http)
-            async with http.stream("GET", "", headers=headers) as stream:
+            call = request("tools/call", {"name": "bash", "arguments": {"command": LONG}})
+            async with http.stream("POST", "", json=call, headers=headers) as stream:
                 assert stream.status_code == 200
                 refused = await http.post("", json=request("ping"), headers=headers)
             assert refused.status_code == 429

@@ -134,6 +134,21 @@ async def test_a_result_that_came_while_nobody_listened_is_fetched(
         assert message["result"]["content"][0]["text"] == "done\n[exit status 0]"
 
 
+async def test_a_client_that_comes_back_when_it_has_all_is_told_that_there_is_no_stream(
+    stage: McpStage, episode: PlayedEpisode, sandbox: SubprocessSandbox
+) -> None:
+    """Older TypeScript clients (Gemini CLI 0.61) ask after every stream: with its last id, then without one."""
+    async with calling(stage, episode, sandbox) as caller:
+        call = {"jsonrpc": "2.0", "id": 7, "method": "tools/list", "params": {}}
+        async with caller.http.stream("POST", "", json=call, headers=caller.headers) as response:
+            first, *_, last = [event["id"] async for event in events_of(response)]
+        (message,) = await caller.resume(first)
+        assert message["id"] == 7
+        for headers in ({"last-event-id": last}, {}):
+            answer = await caller.http.get("", headers={**caller.headers, **headers})
+            assert answer.status_code == 405, answer.text
+
+
 async def test_a_client_that_does_not_come_back_in_time_leaves_no_process(
     tmp_path: Path, sandbox: SubprocessSandbox
 ) -> None:

@@ -339,8 +339,6 @@ def _incoming(exchange: AgentExchange, session: EpisodeSession, route: Route) ->
 
 async def _refuse(exchange: AgentExchange, dialect: Dialect, error: TurnstileError) -> None:
     headers: list[Header] = [(b"x-should-retry", b"true" if error.retryable else b"false")]
-    if isinstance(error, MethodNotAllowed):
-        headers.append((b"allow", ", ".join(error.allowed).encode()))
     await exchange.refuse(error, dialect.error(error), headers)
 
 

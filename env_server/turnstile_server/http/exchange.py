@@ -16,7 +16,7 @@ from contextlib import contextmanager
 import anyio
 from starlette.types import Message, Receive, Scope, Send
 
-from turnstile_server.errors import RequestTimeout, ServerStopping, TurnstileError, Unauthorized
+from turnstile_server.errors import MethodNotAllowed, RequestTimeout, ServerStopping, TurnstileError, Unauthorized
 from turnstile_server.http.bounds import ListenerBounds
 from turnstile_server.http.connections import seat_of
 from turnstile_server.http.intake import BodyLimits, BodyReader, Intake, Reservation, too_large
@@ -272,6 +272,8 @@ class AgentExchange:
         headers = list(headers or [])
         if error.retry_after_s is not None:
             headers.append((b"retry-after", str(math.ceil(error.retry_after_s)).encode()))
+        if isinstance(error, MethodNotAllowed):
+            headers.append((b"allow", ", ".join(error.allowed).encode()))
         if error.status == 401:
             headers.append((b"www-authenticate", b'Bearer realm="turnstile episode"'))
         if not self._body_read:

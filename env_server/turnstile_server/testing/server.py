@@ -48,7 +48,9 @@ TOKENIZER_FOLDER: Final = Path(__file__).parent / "model"
 POLL_S: Final = 30.0
 """Longest wait of one request for the end of an episode."""
 
-_LATE_GOODBYE = AgentRequest("DELETE", "/mcp", 410)
+_NO_REFUSAL = (AgentRequest("DELETE", "/mcp", 410), AgentRequest("GET", "/mcp", 405))
+"""The goodbye to the MCP endpoint may come when the agent's process has ended, and the episode with it. 405 is
+MCP's answer where there is no stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +73,12 @@ class PlayedEpisode:
     def refused(self) -> dict[str, int]:
         """Number of the agent's refusals by request: ``{"POST /v1/no-such 404": 1}``, in alphabetical order.
 
-        Without its goodbye to the MCP endpoint, which may come when the agent's process has ended, and the episode
-        with it.
+        Without what MCP expects: ``_NO_REFUSAL``.
         """
         refused = {
             f"{one.method} {one.path} {one.status}": count
             for one, count in self.requests.items()
-            if one.status >= 400 and one != _LATE_GOODBYE
+            if one.status >= 400 and one not in _NO_REFUSAL
         }
         return dict(sorted(refused.items()))
 

@@ -113,6 +113,14 @@ class SessionEvents:
         """True if a stream can be resumed after the event."""
         return self._place(event_id) is not None
 
+    def is_complete(self, event_id: EventId) -> bool:
+        """True if nothing comes after the event: its stream has ended, and the client had all that is kept."""
+        place = self._place(event_id)
+        if place is None:
+            return False
+        stream, number = place
+        return stream.ended_at is not None and all(at[0] != stream.index or at[1] <= number for at in self._kept)
+
     async def replay(self, event_id: EventId, send: EventCallback) -> None:
         """Sends what came after the event, and what comes, until the response. Returns early when the session is
         closed, and when the response is no longer kept."""

@@ -18,7 +18,7 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
-from turnstile_server.errors import Gone, InvalidRequest
+from turnstile_server.errors import Gone, InvalidRequest, MethodNotAllowed
 from turnstile_server.settings import ToolSettings
 from turnstile_server.tools.bounds import McpBounds
 from turnstile_server.tools.events import CURRENT_EVENTS, CurrentSessionStore
@@ -71,7 +71,7 @@ class EpisodeSessions:
         """Serves one request.
 
         Raises Gone when the episode ended before any response began; InvalidRequest for a stream
-        that can no longer be resumed.
+        that can no longer be resumed; MethodNotAllowed for a stream that would bring nothing.
         """
         await self._opened.wait()
         if self._ended:
@@ -79,12 +79,20 @@ class EpisodeSessions:
         headers = Headers(scope=scope)
         session_id = headers.get(MCP_SESSION_ID_HEADER)
         session = self._session(headers, session_id)
-        resumed = headers.get(LAST_EVENT_ID_HEADER) if scope["method"] == "GET" else None
+        gets = scope["method"] == "GET"
+        resumed = headers.get(LAST_EVENT_ID_HEADER) if gets else None
         if session is not None and resumed and not session.events.knows(resumed):
             raise InvalidRequest(
                 f"the stream of event {resumed[:100]!r} cannot be resumed: it is of another session, or its "
                 "result is no longer kept"
             )
+        if gets and session is not None and session_id is not None:
+            # MCP's answer where the server offers no stream. Clients stop asking then; after the end of a stream
+            # that they could read they ask again, which older TypeScript clients do without end.
+            if not resumed:
+                raise _no_stream("this server sends nothing that answers no request")
+            if session.events.is_complete(resumed):
+                raise _no_stream("the client has every event of the stream")
         request = McpRequest(episode, session, self._settings, resumes=bool(resumed))
         self._requests.add(request)
         try:
@@ -162,6 +170,10 @@ class EpisodeSessions:
             request.episode_ended()
         if self._requests:
             await self._no_requests.wait()
+
+
+def _no_stream(why: str) -> MethodNotAllowed:
+    return MethodNotAllowed(f"there is no stream to GET here: {why}", ("POST", "DELETE"))
 
 
 def _gone() -> Gone:
