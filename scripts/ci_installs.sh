@@ -13,7 +13,7 @@ set -m  # a process group each, so that they can be stopped with what they start
 
 cache=${1:?usage: ci_installs.sh CACHE [--every-agent]}
 agents=(claude-code codex mini-swe-agent pi)
-if [ "${2:-}" = --every-agent ]; then agents+=(gemini-cli goose opencode qwen-code); fi
+if [ "${2:-}" = --every-agent ]; then agents+=(cline continue gemini-cli goose opencode qwen-code); fi
 cd "$(dirname "$0")/.."
 export PYTHON=$PWD/.venv/bin/python
 logs=$(mktemp -d)

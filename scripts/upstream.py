@@ -395,6 +395,8 @@ PEERS: Final[Mapping[str, Peer]] = {
     "gemini-cli": agent_peer("gemini-cli", "@google/gemini-cli"),
     "qwen-code": agent_peer("qwen-code", "@qwen-code/qwen-code"),
     "opencode": agent_peer("opencode", "opencode-linux-{arch}"),
+    "cline": agent_peer("cline", "@cline/cli-linux-{arch}"),
+    "continue": agent_peer("continue", "@continuedev/cli"),
     "goose": agent_peer("goose", "@aaif/goose-binary-linux-{arch}"),
     "openclaw": agent_peer("openclaw", "openclaw"),
     "aider": agent_peer("aider", "aider-chat", npm=False),

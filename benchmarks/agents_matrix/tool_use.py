@@ -10,14 +10,17 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from turnstile_server.settings import ToolSettings
 from turnstile_server.testing.policy import PolicyInput, ToolUse
+from turnstile_server.testing.shell_policy import endpoint_texts
 
 Tools = Mapping[str, Mapping[str, Any]]
 
 SHELLS = re.compile(
-    r"(?i)(.*__)?(bash|shell|exec_command|run_shell_command|execute_command|run_command|run_terminal_cmd|terminal|exec)"
+    r"(?i)(.*__)?(bash|shell|exec_command|run_shell_command|execute_command|run_commands?|run_terminal_cmd|terminal"
+    r"|exec)"
 )
-COMMANDS = ("command", "cmd", "code", "script")
+COMMANDS = ("command", "cmd", "code", "script", "commands")
 SUBAGENTS = re.compile(
     r"(?i)(.*__)?(agent|task|delegate|delegate_task|delegate_to_agent|spawn_agent|subagent|dispatch_agent|invoke_agent"
     r"|sessions_spawn)"
@@ -30,6 +33,8 @@ NAMED = re.compile(r"<name>([\w-]+)</name>")
 WAITS = re.compile(r"(?i)(.*__)?(wait|wait_agent)")
 AGENT_ID = re.compile(r'\\?"(?:agent_id|agent_path|task_name)\\?"\s*:\s*\\?"([^"\\]+)')
 ENDS = ("submit", "finish", "complete_task", "final_output")
+OF_ENDPOINT = endpoint_texts(ToolSettings())
+"""Descriptions of the MCP endpoint's tools: its `submit` ends no agent."""
 ENDING_COMMAND = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 
 
@@ -40,7 +45,8 @@ def shell(tools: Tools, command: str) -> ToolUse | None:
         field = next((one for one in COMMANDS if one in properties), None)
         if field is not None:
             listed = properties[field].get("type") == "array"
-            value = ["bash", "-lc", command] if listed else command
+            words = [command] if field == "commands" else ["bash", "-lc", command]
+            value = words if listed else command
             return ToolUse(tool=name, arguments=_filled(tool, {field: value}))
     return None
 
@@ -81,7 +87,7 @@ def end(call: PolicyInput) -> ToolUse | None:
     if ENDING_COMMAND in call.prompt:
         return shell(call.tools, f"echo {ENDING_COMMAND}")
     for name in ENDS:
-        if name in call.tools:
+        if name in call.tools and call.tools[name].get("description") not in OF_ENDPOINT:
             properties = _properties(call.tools[name])
             text = next((one for one, schema in properties.items() if schema.get("type") == "string"), None)
             return ToolUse(

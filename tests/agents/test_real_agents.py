@@ -37,7 +37,18 @@ TASK = "fix-cart-discount"
 EXPECTED: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("expected.yaml").read_text())
 QUESTION = "count-errors"
 WITH_TOOL_DOOR = sorted(name for name, row in EXPECTED.items() if row.get("tool_door"))
-REQUIRED = {"claude-code", "codex", "gemini-cli", "goose", "mini-swe-agent", "opencode", "pi", "qwen-code"}
+REQUIRED = {
+    "claude-code",
+    "cline",
+    "codex",
+    "continue",
+    "gemini-cli",
+    "goose",
+    "mini-swe-agent",
+    "opencode",
+    "pi",
+    "qwen-code",
+}
 
 
 @dataclass

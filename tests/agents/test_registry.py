@@ -171,6 +171,14 @@ def test_the_spec_in_the_docs_is_a_good_one() -> None:
     assert AgentSpec.model_validate({**smallest, **rules}).end
 
 
+def test_the_specs_of_agents_that_do_not_ship_are_good_ones(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "agents" / "other-agents.md").read_text()
+    for index, block in enumerate(re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)):
+        (tmp_path / f"{index}.yaml").write_text(block)
+    registry = load_registry([tmp_path])
+    assert {registry.get(name).user for name in ("kilo", "copilot")} == {"agent"}
+
+
 def test_an_unknown_agent_names_those_there_are() -> None:
     with pytest.raises(Unprocessable, match=r"tool-loop.*external"):
         load_registry().get("nobody")

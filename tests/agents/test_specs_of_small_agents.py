@@ -25,7 +25,7 @@ from turnstile_server.agents.spec import AgentSpec
 
 INSTRUCTION = "Mend {this} \"file\": 'now'\n- [x"
 DOOR = "http://127.0.0.1:8001/e/ep_1"
-AGENTS = ("pi", "opencode", "qwen-code", "openclaw", "hermes", "aider", "openhands", "shell")
+AGENTS = ("pi", "opencode", "qwen-code", "openclaw", "hermes", "aider", "openhands", "cline", "continue", "shell")
 
 
 def launched(name: str, home: str = "/home/agent", workdir: str = "/workspace", **env: str) -> AgentLaunch:
@@ -71,6 +71,8 @@ def test_the_instruction_comes_by_file_or_standard_input(name: str) -> None:
         ("pi", ".pi/agent/models.json"),
         ("opencode", "turnstile/opencode.json"),
         ("qwen-code", "mcp.json"),
+        ("cline", ".cline/data/settings/cline_mcp_settings.json"),
+        ("cline", ".cline/data/settings/global-settings.json"),
         ("openclaw", "openclaw.json"),
         ("aider", "aider/models.json"),
     ],
@@ -81,7 +83,10 @@ def test_its_configuration_is_json_whatever_the_task_says(name: str, path: str) 
     assert INSTRUCTION not in text
 
 
-@pytest.mark.parametrize(("name", "path"), [("hermes", ".hermes/config.yaml"), ("aider", "aider/settings.yml")])
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [("hermes", ".hermes/config.yaml"), ("aider", "aider/settings.yml"), ("continue", "config.yaml")],
+)
 def test_its_configuration_is_yaml(name: str, path: str) -> None:
     assert isinstance(yaml.safe_load(launched(name).files[f"/home/agent/{path}"]), dict)
 
@@ -96,6 +101,10 @@ def test_where_each_finds_the_model() -> None:
     assert opencode["provider"]["turnstile"]["options"] == {"baseURL": f"{DOOR}/v1", "apiKey": "key-1"}
     openclaw = json_of("openclaw", "/home/agent/openclaw.json")
     assert openclaw["models"]["providers"]["turnstile"]["baseUrl"] == f"{DOOR}/v1"
+    cline = json_of("cline", "/home/agent/.cline/data/settings/providers.json")
+    assert cline["providers"]["openai-compatible"]["settings"]["baseUrl"] == f"{DOOR}/v1"
+    (model,) = yaml.safe_load(launched("continue").files["/home/agent/config.yaml"])["models"]
+    assert (model["apiBase"], model["apiKey"]) == (f"{DOOR}/v1", "key-1")
     hermes = yaml.safe_load(launched("hermes").files["/home/agent/.hermes/config.yaml"])
     assert hermes["model"]["base_url"] == f"{DOOR}/v1"
     assert hermes["agent"]["max_turns"] == 7

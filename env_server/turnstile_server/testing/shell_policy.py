@@ -33,6 +33,7 @@ SHELL_NAMES = (
     "terminal",
     "exec",
     "run_command",
+    "run_commands",
     "execute_command",
     "run_terminal_cmd",
 )
@@ -53,7 +54,8 @@ CHARACTERS_PER_COMMAND = 6000
 
 @dataclass(frozen=True, slots=True)
 class ShellTool:
-    """A tool that runs a command. ``listed``: its parameter is a list of words, as in argv."""
+    """A tool that runs a command. ``listed``: its parameter is a list: of words, as in argv, or of whole commands
+    where it is named `commands`."""
 
     name: str
     parameter: str
@@ -63,7 +65,8 @@ class ShellTool:
 
     def run(self, command: str) -> dict[str, Any]:
         """The arguments of a call that runs ``command``."""
-        return {self.parameter: ["bash", "-c", command] if self.listed else command, **self.others}
+        listed = [command] if self.parameter == "commands" else ["bash", "-c", command]
+        return {self.parameter: listed if self.listed else command, **self.others}
 
 
 class ShellPolicy:
