@@ -103,6 +103,13 @@ def test_a_reply_of_other_arguments_than_can_be_compared_in_time_is_an_edit(
     assert play.match([*GO, as_text(STORED)], [TOOL]).parent is None
 
 
+def test_arguments_that_are_nested_too_deeply_are_an_edit() -> None:
+    deep = "[" * 900 + "]" * 900
+    play = Play()
+    play.turn(GO, replace(STORED, tool_calls=(ToolCall("f", f'{{"a": {deep}}}', "call_1"),)), tools=[TOOL])
+    assert play.match([*GO, as_text(STORED)], [TOOL]).parent is None
+
+
 def test_a_conversation_that_was_rendered_anew_goes_on_from_there() -> None:
     """The new root's messages have the text, and later calls repeat it."""
     play = Play()

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from turnstile.models import Message
+from turnstile.models import Message, ToolCall
 from turnstile_server.capture.node import Node
 
 _END: Final = "}}]"
@@ -33,8 +33,9 @@ class FlattenedCalls:
     def __init__(self) -> None:
         self._nodes: dict[str, Node] | None = None
         """By the least of their call ids, which is written first. None: no such text has come."""
-        self._known: dict[str, tuple[str, Message]] = {}
-        """By that id: the text that was found to repeat the reply, and what it stands for."""
+        self._written: dict[str, str] = {}
+        """By that id: the calls as smolagents writes them. Made once for each reply, however many texts claim to
+        repeat it."""
 
     def add(self, node: Node) -> None:
         """A turn that was committed."""
@@ -44,7 +45,7 @@ class FlattenedCalls:
 
     def cool(self) -> None:
         """Drops what only saves time."""
-        self._known.clear()
+        self._written.clear()
 
     def restored(self, messages: Sequence[Message], nodes: Iterable[Node]) -> Sequence[Message]:
         """``messages`` with the replies in place of the texts that repeat them; ``messages`` itself where there
@@ -62,50 +63,45 @@ class FlattenedCalls:
         return restored
 
     def _restored(self, message: Message) -> Message:
-        found = _FIRST_ID.match(message.content, message.content.rfind(_BEGINNING))
-        if found is None or self._nodes is None:
+        found = _FIRST_ID.match(message.content, max(message.content.rfind(_BEGINNING), 0))
+        node = None if found is None or self._nodes is None else self._nodes.get(found[1])
+        if found is None or node is None:
             return message
-        content, same = self._known.get(found[1], ("", message))
-        if content != message.content:
-            node = self._nodes.get(found[1])
-            if node is None or not _repeats(message.content, node.turn.reply):
-                return message
-            same = node.turn.reply
-            self._known[found[1]] = message.content, same
-        return replace(same, reasoning=message.reasoning)
+        reply = node.turn.reply
+        written = self._written.get(found[1])
+        if written is None:
+            written = self._written[found[1]] = _written(reply)
+        if not written or not message.content.endswith(written):
+            return message
+        before, text = message.content[: -len(written)], reply.content.strip()
+        # A text that is null, as an empty one is in Chat Completions, is left out.
+        same = before == f"{text}\n" or not (before or text)
+        return replace(reply, reasoning=message.reasoning) if same else message
 
 
 def _may_be_flat(message: Message) -> bool:
     return message.role == "assistant" and not message.tool_calls and message.content.endswith(_END)
 
 
-def _repeats(content: str, reply: Message) -> bool:
-    """True if ``content`` is what smolagents writes for ``reply``. It leaves out a text that is null, which an
-    empty one is in Chat Completions."""
+def _written(reply: Message) -> str:
+    """What smolagents writes for the calls of ``reply``; "" where that would take too long, or goes too deep."""
     if sum(len(call.arguments) for call in reply.tool_calls) > MOST_CHARS:
-        return False
-    calls = [
-        {
-            "id": call.id,
-            "type": "function",
-            "function": {"name": call.name, "arguments": _serialised(_parsed(call.arguments))},
-        }
-        for call in sorted(reply.tool_calls, key=lambda call: call.id or "")
-    ]
+        return ""
+    calls = sorted(reply.tool_calls, key=lambda call: call.id or "")
     try:
-        written = f"{_BEGINNING}{calls}"
+        return f"{_BEGINNING}{[_dict(call) for call in calls]}"
     except RecursionError:
-        return False
-    text = reply.content.strip()
-    return content == f"{text}\n{written}" or (not text and content == written)
+        return ""
 
 
-def _parsed(arguments: str) -> Any:
-    """As smolagents' ``parse_json_if_needed``."""
+def _dict(call: ToolCall) -> dict[str, Any]:
+    """As smolagents' ``ToolCall.dict``, of arguments read by ``parse_json_if_needed``."""
     try:
-        return json.loads(arguments)
-    except (ValueError, RecursionError):
-        return arguments
+        arguments = json.loads(call.arguments)
+    except ValueError:
+        arguments = call.arguments
+    function = {"name": call.name, "arguments": _serialised(arguments)}
+    return {"id": call.id, "type": "function", "function": function}
 
 
 def _serialised(value: Any) -> Any:
@@ -113,7 +109,7 @@ def _serialised(value: Any) -> Any:
     if isinstance(value, str) and (value[:1], value[-1:]) in (("{", "}"), ("[", "]")):
         try:
             return _serialised(json.loads(value))
-        except (ValueError, RecursionError):
+        except ValueError:
             return value
     if isinstance(value, list):
         return [_serialised(one) for one in value]
