@@ -137,7 +137,9 @@ campaign: $(INSTALLED)
 harbor: $(INSTALLED)
 	scripts/sandbox_image.sh turnstile-example:base
 	scripts/install_compose.sh .cache/compose
-	$(BIN)/python examples/harbor/compare.py --harbor $(HARBOR) --compose .cache/compose/docker-compose $(if $(RECORD),--record)
+	$(BIN)/python examples/harbor/variants.py .cache/harbor-variants
+	$(BIN)/python examples/harbor/compare.py examples/harbor/tasks .cache/harbor-variants \
+	    --harbor $(HARBOR) --compose .cache/compose/docker-compose $(if $(RECORD),--record)
 
 docs: $(INSTALLED)
 	rm -rf site

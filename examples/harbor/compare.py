@@ -1,11 +1,11 @@
 """Plays Harbor's task folders with `harbor run` and with Turnstile, and holds the rewards against each other.
 
-    python examples/harbor/compare.py --harbor /path/to/harbor [FOLDER] [--record]
+    python examples/harbor/compare.py --harbor /path/to/harbor [FOLDER...] [--record]
 
 Three works of each task: of Harbor's agent `nop` (nothing), of its agent `oracle` (the solution), and, where there
 is one, an attempt (`attempts/TASK.sh`), which earns something between. Exit code 1: a reward differs. `--record`
 writes what Harbor said to `rewards.json`, which the tests hold Turnstile against on machines without Harbor.
-It needs a Docker engine, Harbor 0.25 and Docker Compose 2 (`scripts/install_compose.sh`).
+It needs a Docker engine, Harbor 0.26 and Docker Compose 2 (`scripts/install_compose.sh`).
 """
 
 from __future__ import annotations
@@ -150,16 +150,21 @@ def _shown(reward: float | None) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", nargs="?", type=Path, default=HERE / "tasks")
+    parser.add_argument("folders", nargs="*", type=Path, default=[HERE / "tasks"])
     parser.add_argument("--harbor", required=True, help="the program `harbor`")
     parser.add_argument("--compose", type=Path, help="the program `docker-compose` 2, where Docker has no plugin")
     parser.add_argument("--record", action="store_true", help="write what Harbor said to rewards.json")
     given = parser.parse_args()
-    harbor = rewards_of_harbor(given.harbor, given.folder, given.compose)
+    settings = load_settings({"sandboxes": {"kind": "docker"}})
+    harbor: dict[str, Rewards] = {}
+    turnstile: dict[str, Rewards] = {}
+    for folder in given.folders:
+        harbor |= rewards_of_harbor(given.harbor, folder, given.compose)
     if given.record:
         RECORDED.write_text(json.dumps(harbor, indent=1, sort_keys=True) + "\n")
-    settings = load_settings({"sandboxes": {"kind": "docker"}})
-    made, equal = table(harbor, anyio.run(rewards_of_turnstile, given.folder, settings))
+    for folder in given.folders:
+        turnstile |= anyio.run(rewards_of_turnstile, folder, settings)
+    made, equal = table(harbor, turnstile)
     print(made)
     return 0 if equal else 1
 
