@@ -186,11 +186,6 @@ async def test_a_closed_iterator_gives_its_place_to_the_next_call(single: Embedd
     assert len(result.ids) == 3
 
 
-async def test_a_constrained_call_is_refused(single: EmbeddedEngine) -> None:
-    with pytest.raises(EngineRefused, match="schema"):
-        await collect(single, prompt_of(8, 5), EngineSampling(max_new_tokens=1, json_schema="{}"), rid="call-1")
-
-
 def no_config(folder: Path) -> None:
     (folder / "config.json").unlink()
 

@@ -334,7 +334,7 @@ async def test_an_attached_engine_that_dies_asleep_is_noticed_before_it_is_woken
 async def test_constrained_output_is_refused_where_the_engine_has_no_grammar(server: ScriptedEngine) -> None:
     server.server_info = {"grammar_backend": "none"}
     async with attached(server) as engine:
-        with pytest.raises(EngineRefused, match="schema"):
+        with pytest.raises(EngineRefused, match="start SGLang without --grammar-backend none"):
             await collect(engine, PROMPT, EngineSampling(max_new_tokens=1, json_schema="{}"), rid="call-1")
     assert server.calls == []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -254,6 +255,28 @@ async def test_what_no_engine_takes_is_refused_and_a_closed_one_answers_nobody(
     with pytest.raises(EngineUnavailable):
         await played.chunks([TASK])
     assert not (await played.engine.state()).ok
+
+
+@pytest.mark.parametrize(
+    ("text", "refused"),
+    [
+        ('{"a": 1}', None),
+        ('{"a": "x"}', "'x' is not of type 'integer'"),
+        ("The answer is 1.", "is not JSON"),
+    ],
+)
+async def test_a_written_answer_is_held_to_the_format_that_the_call_asks_for(
+    tiny_model: Path, renderer: Renderer, text: str, refused: str | None
+) -> None:
+    played = EngineOfSteps(tiny_model, renderer, Step(text=text))
+    assert played.engine.capabilities.constrained
+    schema = json.dumps({"type": "object", "properties": {"a": {"type": "integer"}}})
+    sampling = replace(SAMPLING, json_schema=schema)
+    if refused is None:
+        assert played.reply(await played.chunks([TASK], sampling=sampling), [TASK]).content == text
+        return
+    with pytest.raises(EngineRefused, match=refused):
+        await played.chunks([TASK], sampling=sampling)
 
 
 async def test_a_model_with_another_call_format_is_refused_by_name(tiny_model: Path, tmp_path: Path) -> None:

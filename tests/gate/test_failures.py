@@ -136,6 +136,14 @@ async def test_an_engine_that_takes_too_long_for_an_agents_own_format_is_no_fail
     await still_works(stage, episode)
 
 
+async def test_an_engine_without_grammars_says_what_it_needs(stage: Stage) -> None:
+    stage.engine.can = replace(stage.engine.can, no_grammar="install it")
+    episode = await stage.episode()
+    async with raw(episode) as client:
+        answer = await client.post(url(episode), json=body(response_format={"type": "json_object"}))
+    assert "which this engine cannot do: install it" in refused(answer, 400, "invalid_request", retry=False)
+
+
 async def test_the_sdk_asks_again_after_failures_that_may_pass(stage: Stage) -> None:
     async def attempts(make: Callable[[], Answer], status: int) -> None:
         episode = await stage.episode()

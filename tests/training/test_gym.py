@@ -112,7 +112,7 @@ def test_a_step_that_ends_nothing_gives_the_next_call_of_the_agent(playing_serve
         length = int(first["prompt_length"])
         call = '<tool_call>\n{"name": "bash", "arguments": {"command": "echo hi there"}}\n</tool_call>'
         second, reward, terminated, truncated, info = env.step(completion_action(playing_server, call))
-        assert (reward, terminated, truncated, info) == (0.0, False, False, {"answered": True})
+        assert (reward, terminated, truncated, info) == (0.0, False, False, {"answered": True, "json_schema": ""})
         assert second["prompt_ids"][:length].tolist() == first["prompt_ids"][:length].tolist()
         assert "hi there" in prompt(playing_server, second)
         _, reward, terminated, _, info = env.step(completion_action(playing_server, submit("6")))

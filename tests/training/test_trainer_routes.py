@@ -130,6 +130,32 @@ async def test_the_training_loop_samples_and_the_agent_never_knows(
     assert (other.status_code, other.json()["error"]["type"]) == (409, "conflict")
 
 
+async def test_the_training_loop_is_shown_the_format_of_an_answer_and_the_turn_is_marked(
+    server: TrainerServer, http: httpx.AsyncClient
+) -> None:
+    created = await episode(http)
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    ids = server.encode(f'{{"a": 1}}{END}')
+    wanted = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    async with asking(created, response_format=wanted) as asked:
+        (call,) = (await pending(http, created))["calls"]
+        assert json.loads(call["json_schema"]) == schema
+        answer = await complete(
+            http, created, call_id=call["call_id"], completion_ids=ids, logprobs=[-0.5] * len(ids)
+        )
+        assert answer.status_code == 200, answer.text
+    assert asked.reply.choices[0].message.content == '{"a": 1}'
+    async with asking(created):
+        (call,) = (await pending(http, created))["calls"]
+        assert call["json_schema"] is None
+        await complete(http, created, call_id=call["call_id"], completion_ids=ids, logprobs=[-0.5] * len(ids))
+    turns = (await get_json(http, created, "/turns"))["turns"]
+    assert [turn["sampling"]["constrained"] for turn in turns] == [True, False]
+    await http.post(f"/episodes/{created['episode_id']}/finish")
+    untrained = (await get_json(http, created, "/samples"))["untrained"]
+    assert [(one["turn_id"], one["reason"]) for one in untrained] == [(turns[0]["turn_id"], "constrained")]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_second_call_continues_the_first_ones_tokens(
     server: TrainerServer, http: httpx.AsyncClient, stream: bool

@@ -211,7 +211,8 @@ class AgentEnv(gymnasium.Env[Observation, Any]):
         return self._spaces.observed(None), episode.reward or 0.0, terminated, not terminated, info
 
     def _info(self, *, answered: bool = True) -> dict[str, Any]:
-        info: dict[str, Any] = {"answered": answered}
+        schema = self._call.json_schema if self._call is not None else None
+        info: dict[str, Any] = {"answered": answered, "json_schema": schema or ""}
         if self._info_ids and self._episode is not None:
             info["episode_id"] = self._episode.episode_id
             info["call_id"] = self._call.call_id if self._call is not None else ""

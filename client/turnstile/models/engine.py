@@ -159,7 +159,9 @@ class PendingCall(Model):
 
     ``input_ids`` int32[n]: the whole prompt. ``sampling``: the pinned sampling; logprobs of the completion are
     ``log softmax(logits / temperature)``, without truncation. Sampling ends with the first of ``stop_token_ids``,
-    which stays in the completion, with a string of ``stop``, or at ``max_new_tokens``.
+    which stays in the completion, with a string of ``stop``, or at ``max_new_tokens``. ``json_schema``: the agent
+    asked for an answer of this JSON schema (a text). The sampler masks what does not fit; the server checks
+    nothing, and marks the turn ``constrained``.
     """
 
     call_id: str
@@ -168,6 +170,7 @@ class PendingCall(Model):
     sampling: Sampling
     stop_token_ids: tuple[int, ...]
     stop: tuple[str, ...] = ()
+    json_schema: str | None = None
 
 
 class PendingCalls(Model):

@@ -128,4 +128,5 @@ def pending_call(call: ParkedCall) -> PendingCall:
         ),
         stop_token_ids=sampling.stop_token_ids,
         stop=sampling.stop,
+        json_schema=sampling.json_schema,
     )

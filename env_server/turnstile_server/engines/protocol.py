@@ -53,7 +53,8 @@ class CallOrigin:
 class EngineSampling:
     """The sampling of a call. ``stop`` are strings, ``stop_token_ids`` ids; matched ones stay in the output.
 
-    ``json_schema``: constrain the output by this JSON schema (only if ``capabilities.constrained``).
+    ``json_schema``, ``structural_tag``: the grammar of the output, one of them at most: a JSON schema (only if
+    ``capabilities.constrained``), or XGrammar's structural tag (only if ``capabilities.structural_tags``).
     """
 
     max_new_tokens: int
@@ -64,11 +65,20 @@ class EngineSampling:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     json_schema: str | None = None
+    structural_tag: str | None = None
+    grammar_from: int | None = None
+    """The position in the call from which on its tokens are of the grammar: an earlier part sampled them. None:
+    the grammar begins behind the prompt (always where ``capabilities.resumes_grammars`` is False)."""
     adapter: str | None = None
     """Name of a LoRA adapter that was loaded (``load_adapter``); None: the base model."""
     experts_from: int | None = None
     """Position in the call from which the experts of the tokens are asked for, at most the length of the prompt;
     None: not asked for (always where ``capabilities.experts`` is None)."""
+
+    @property
+    def constrained(self) -> bool:
+        """True where a grammar masks the vocabulary."""
+        return self.json_schema is not None or self.structural_tag is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +201,12 @@ class EngineCapabilities:
     model_name: str
     constrained: bool = False
     """``EngineSampling.json_schema`` works."""
+    no_grammar: str = ""
+    """What to do about it where it does not."""
+    structural_tags: bool = False
+    """``EngineSampling.structural_tag`` works."""
+    resumes_grammars: bool = False
+    """``EngineSampling.grammar_from`` works: a completion under a grammar can go on with its own tokens."""
     scores: bool = True
     """``score`` works, at any temperature."""
     longest_scored: int | None = None

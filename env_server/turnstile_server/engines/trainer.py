@@ -2,7 +2,8 @@
 
 Owns the waiting calls and their time-out. What must hold: every call ends by the first of its completion, its
 time-out (``engine.completion_timeout_s``), an abort, its caller's leaving, or ``close``; nothing is sampled,
-tokenized or scored here. It needs a folder's ``config.json``, no weights and no torch.
+tokenized or scored here. It needs a folder's ``config.json``, no weights and no torch. A schema for the answer
+goes to the training loop with the call; holding it is the loop's own work.
 
 ``pause`` stops the time-outs (mode ``abort`` ends the waiting calls). Completions are accepted all the same,
 because the training loop that pauses is the one that samples. ``update_weights`` loads nothing: it sets the
@@ -89,8 +90,6 @@ class TrainerEngine(Engine):
         if self._closed:
             raise EngineUnavailable(f"{CLOSED}.")
         self._check_input(input_ids)
-        if sampling.json_schema is not None:
-            raise EngineRefused("The training loop is not asked for constrained decoding.")
         waiting = self._table.park(ParkedCall(rid, origin.episode_id, input_ids, sampling))
         try:
             await self._settled(waiting)
@@ -182,7 +181,7 @@ def _capabilities(model_dir: Path, settings: EngineSettings) -> EngineCapabiliti
             f"{model_dir}/config.json has no max_position_embeddings; set engine.context_length "
             "(TURNSTILE_ENGINE__CONTEXT_LENGTH) to the model's window"
         )
-    return EngineCapabilities(window, vocab_size, model_dir.name, constrained=False, scores=False)
+    return EngineCapabilities(window, vocab_size, model_dir.name, constrained=True, scores=False)
 
 
 def _get(config: Any, name: str) -> Any:

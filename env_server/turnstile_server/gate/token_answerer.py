@@ -71,7 +71,11 @@ class TokenAnswerer(CallAnswerer):
     def check(self, request: ModelRequest) -> None:
         self._renderer.check_tools(request.tools)
         if request.json_schema is not None and not self._engine.capabilities.constrained:
-            raise InvalidRequest("a format for the answer needs constrained decoding, which this engine cannot do")
+            hint = self._engine.capabilities.no_grammar
+            raise InvalidRequest(
+                "a format for the answer needs constrained decoding, which this engine cannot do"
+                + (f": {hint}" if hint else "")
+            )
 
     async def prompt_ids(self, session: EpisodeSession, prompt: RenderedPrompt) -> Int32Array:
         if isinstance(prompt.source, str):

@@ -395,7 +395,7 @@ def sampling_used(sampling: Sampling, engine: EngineSampling) -> SamplingUsed:
         min_p=sampling.min_p,
         max_new_tokens=engine.max_new_tokens,
         stop=engine.stop,
-        constrained=engine.json_schema is not None,
+        constrained=engine.constrained,
         adapter=engine.adapter,
     )
 

@@ -3,12 +3,14 @@
 The ids are the tokenizer's; every logprob is ``MADE_UP``, so nothing it samples may be trained on. Its weight
 version says so (``scripted``). Its turns are not marked as given, so that tokens are counted as they would be with
 a model. It cannot score, so an audit checks the records only. It runs no model and keeps no state between calls.
+A call whose answer is to have a format gets the policy's text if it has that format, and is refused otherwise.
 
 Owns the calls in flight. Each ends by its last token, its policy's error, or an abort.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from typing import Literal
@@ -16,6 +18,8 @@ from typing import Literal
 import anyio
 import anyio.to_thread
 import numpy as np
+from jsonschema import validate
+from jsonschema.exceptions import SchemaError, ValidationError
 
 from turnstile.models import Float32Array, Int32Array, PauseMode, WeightSpan
 from turnstile_server.engines.embedded.stopping import StopRule
@@ -75,7 +79,9 @@ class ScriptedEngine(Engine):
         self._chat = chat
         self._chunk_tokens = chunk_tokens
         self._chunk_pause_s = chunk_pause_s
-        self._capabilities = EngineCapabilities(context_length, vocab_size, WEIGHTS, scores=False)
+        self._capabilities = EngineCapabilities(
+            context_length, vocab_size, WEIGHTS, constrained=True, scores=False
+        )
         self._live: dict[str, _ScriptedCall] = {}
         self._paused = False
         self._version = WEIGHTS
@@ -105,6 +111,7 @@ class ScriptedEngine(Engine):
             answer = self._policy(given)
             failed = answer if isinstance(answer, FailedStep) else None
             step = answer if isinstance(answer, Step) else answer.step
+            _check_format(step, sampling)
             ids, finish = self._until_finish(self._chat.write(step, given), sampling)
             if failed is not None:
                 ids = ids[: failed.after]
@@ -172,8 +179,6 @@ class ScriptedEngine(Engine):
         size = self._capabilities.vocab_size
         if self._closed:
             raise EngineUnavailable("The scripted engine is closed.")
-        if sampling.json_schema is not None:
-            raise EngineRefused("The scripted engine is not asked for constrained decoding.")
         if len(input_ids) == 0:
             raise EngineRefused("The prompt has no tokens.")
         if int(input_ids.min()) < 0 or int(input_ids.max()) >= size:
@@ -207,3 +212,21 @@ class ScriptedEngine(Engine):
 
     async def update_weights(self, path: str, version: str, mode: PauseMode = "retract") -> None:
         self._version = version
+
+
+def _check_format(step: Step, sampling: EngineSampling) -> None:
+    """Raises EngineRefused for a text that is not of the schema that the call asked for (``response_format``)."""
+    if sampling.json_schema is None:
+        return
+    try:
+        validate(json.loads(step.text), json.loads(sampling.json_schema))
+    except json.JSONDecodeError as error:
+        raise EngineRefused(
+            f"The call asks for an answer in a format, and the scripted policy's text is not JSON ({error}): "
+            f"{step.text[:80]!r}. Let the policy write what the schema takes."
+        ) from error
+    except (ValidationError, SchemaError) as error:
+        raise EngineRefused(
+            f"The call asks for an answer in a format, which the scripted policy's text does not have: "
+            f"{error.message}. Let the policy write what the schema takes."
+        ) from error

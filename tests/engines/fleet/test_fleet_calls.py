@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import anyio
 import pytest
 from fleet_support import QUICK, Said, ToldEngine, running, statuses
@@ -69,6 +71,18 @@ async def test_tokens_that_a_call_with_a_format_gives_up_are_told() -> None:
         await fleet.resume()
     assert said.ids == [7] * 60
     assert said.given_up > 0
+
+
+async def test_a_call_with_a_format_goes_on_where_the_engine_follows_the_grammar() -> None:
+    engine, said = ToldEngine(), Said()
+    engine.can = replace(engine.can, resumes_grammars=True)
+    async with running(engine) as fleet, anyio.create_task_group() as tasks:
+        tasks.start_soon(lambda: said.run(fleet, 60, json_schema="{}"))
+        await said.begun.wait()
+        await fleet.pause("abort")
+        await fleet.resume()
+    assert (said.error, said.ids, said.given_up) == (None, [7] * 60, 0)
+    assert len(engine.asked("generate")) == 2
 
 
 async def test_with_keep_a_generation_that_is_cut_ends_with_what_it_has() -> None:

@@ -285,6 +285,22 @@ def test_an_answer_with_a_format_that_was_seen_cannot_be_continued() -> None:
         joined.cut(seen=True)
 
 
+@pytest.mark.parametrize("grammar", [{"json_schema": "{}"}, {"structural_tag": "{}"}])
+@pytest.mark.parametrize("seen", [True, False])
+def test_an_engine_that_follows_a_grammar_through_tokens_continues_an_answer_with_a_format(
+    grammar: dict[str, str], seen: bool
+) -> None:
+    joined = JoinedCompletion(PROMPT, EngineSampling(max_new_tokens=50, **grammar), _decode)
+    joined.begin(resumes_grammars=True)
+    joined.take(_chunk([1, 2, 3], "abort", [(0, 3, "v1")]))
+    joined.cut(seen=seen)
+    assert joined.input_ids.tolist() == [*PROMPT.tolist(), 1, 2, 3]
+    assert (joined.sampling.max_new_tokens, joined.sampling.grammar_from) == (47, len(PROMPT))
+    joined.begin(resumes_grammars=False)
+    joined.cut(seen=False)
+    assert joined.sampling.grammar_from is None, "another engine begins it anew"
+
+
 def test_a_part_that_failed_leaves_no_trace_but_its_count() -> None:
     joined = JoinedCompletion(PROMPT, EngineSampling(max_new_tokens=9), None)
     joined.begin()

@@ -17,12 +17,13 @@ import anyio
 import orjson
 from aiohttp import web
 
+from turnstile_server.engines.embedded.grammars import BACKEND, Constraint, GrammarRefused, Grammars
 from turnstile_server.engines.embedded.model import ModelError
 from turnstile_server.engines.embedded.sampling import SamplingParameters
 from turnstile_server.engines.embedded.scheduler import ASLEEP, EngineCall, NewTokens, Scheduler
 from turnstile_server.engines.embedded.stopping import StopRule
 from turnstile_server.engines.embedded.tensors import read_tensors
-from turnstile_server.engines.sglang.facts import SCALED_INPUT_LOGPROBS
+from turnstile_server.engines.sglang.facts import RESUMES_GRAMMARS, SCALED_INPUT_LOGPROBS
 from turnstile_server.engines.weight_spans import WeightSpans
 from turnstile_server.threads import LoopCaller, result_of
 
@@ -43,12 +44,14 @@ class WorkerApp:
         window: int,
         eos_ids: frozenset[int],
         encode: Callable[[str, bool], list[int]],
+        grammars: Grammars,
         incremental: bool,
     ) -> None:
         self._vocab_size = vocab_size
         self._window = window
         self._eos_ids = eos_ids
         self._encode = encode
+        self._grammars = grammars
         self._incremental = incremental
         self._live: set[str] = set()
         self._scheduler: Scheduler | None = None
@@ -106,7 +109,8 @@ class WorkerApp:
                 "device": self.scheduler.compute.device.type,
                 "device_name": self.scheduler.compute.device_name,
                 "disable_radix_cache": False,
-                "grammar_backend": "none",
+                "grammar_backend": BACKEND if self._grammars.installed() else "none",
+                RESUMES_GRAMMARS: True,
                 "skip_tokenizer_init": False,
                 "incremental_streaming_output": self._incremental,
                 SCALED_INPUT_LOGPROBS: True,
@@ -133,7 +137,8 @@ class WorkerApp:
         inbox = _Inbox()
         try:
             call = self._read_call(body, inbox.put)
-        except BadRequest as error:
+            call.constraint = await self._constraint(body, call)
+        except (BadRequest, GrammarRefused) as error:
             return _error(str(error))
         answer = _CallOutput(call, self.scheduler, scored=call.score_from is not None)
         self._live.add(call.rid)
@@ -170,8 +175,6 @@ class WorkerApp:
         if min(ids) < 0 or max(ids) >= self._vocab_size:
             raise BadRequest(f"input_ids has an id outside the vocabulary of {self._vocab_size}")
         parameters = body.get("sampling_params") or {}
-        if parameters.get("json_schema") is not None:
-            raise BadRequest("json_schema is not supported by the embedded engine")
         new_tokens = parameters.get("max_new_tokens", DEFAULT_NEW_TOKENS)
         if len(ids) + new_tokens > self._window:
             raise BadRequest(
@@ -198,6 +201,20 @@ class WorkerApp:
             ),
             emit=emit,
             score_from=score_from if 0 <= score_from < len(ids) else None,
+        )
+
+    async def _constraint(self, body: dict[str, Any], call: EngineCall) -> Constraint | None:
+        """The call's grammar, behind the tokens of its completion that an earlier call sampled. Raises
+        GrammarRefused."""
+        parameters = body.get("sampling_params") or {}
+        schema, tag = parameters.get("json_schema"), parameters.get("structural_tag")
+        if schema is None and tag is None:
+            return None
+        began = body.get("grammar_from", len(call.prompt))
+        if type(began) is not int or not 0 <= began <= len(call.prompt):
+            raise BadRequest(f"grammar_from must be a position in the {len(call.prompt)} input_ids")
+        return await self._grammars.constraint(
+            call.stop.stop_ids, call.prompt[began:], json_schema=schema, structural_tag=tag
         )
 
     async def abort(self, request: web.Request) -> web.Response:

@@ -26,6 +26,7 @@ from typing import Any, Final, Literal, TypeVar
 import torch
 
 from turnstile_server.engines.embedded.device import ComputeDevice
+from turnstile_server.engines.embedded.grammars import Constraint, GrammarRefused
 from turnstile_server.engines.embedded.heap import give_back
 from turnstile_server.engines.embedded.kv_rows import KvRows
 from turnstile_server.engines.embedded.model import LoadedModel, ModelError
@@ -60,6 +61,8 @@ class EngineCall:
     stop: StopRule
     emit: Callable[[NewTokens], None]
     score_from: int | None = None
+    constraint: Constraint | None = None
+    """It has taken ``output``, also while the call is retracted."""
     output: list[int] = field(default_factory=list)
     input_logprobs: list[float] = field(default_factory=list)
     cached_tokens: int = 0
@@ -265,17 +268,23 @@ class Scheduler:
         call.input_logprobs.extend(scores[first:last])
 
     def _decode_step(self) -> None:
+        masks = self._masks()
         count = len(self._running) - self._prefilling
         if count == 0:
             return
         calls = self._running[:count]
         logits = self._model.decode(self._cache, [(call.output or call.prompt)[-1] for call in calls])
+        for row, call in enumerate(calls):
+            if (mask := masks.get(call)) is not None:
+                logits[row].masked_fill_(~mask.to(logits.device), -torch.inf)
         ids, logprobs = sample(logits, [call.sampling for call in calls], self._generator)
         version = self._model.version
         finished: list[tuple[int, dict[str, object]]] = []
         for row, call in enumerate(calls):
             call.output.append(ids[row])
             self._cache.touch(row)
+            if call.constraint is not None:
+                call.constraint.take(ids[row])
             reason = call.stop.check(call.output, self._decode)
             if reason is None and len(call.prompt) + len(call.output) >= self._limits.window:
                 reason = {"type": "length", "length": len(call.output)}
@@ -284,6 +293,24 @@ class Scheduler:
             self._events.append((call, NewTokens((ids[row],), (logprobs[row],), (version,))))
         for row, reason in reversed(finished):
             self._finish(row, reason)
+
+    def _masks(self) -> dict[EngineCall, torch.Tensor]:
+        """The ids that may come next in each decoding call with a grammar. Ends the calls in which none may."""
+        masks: dict[EngineCall, torch.Tensor] = {}
+        for row in reversed(range(len(self._running) - self._prefilling)):
+            call = self._running[row]
+            if call.constraint is None:
+                continue
+            try:
+                mask = call.constraint.mask()
+            except GrammarRefused as error:
+                self._finish(row, {**_aborted(str(error)), "status_code": 400})
+                continue
+            if mask.any():
+                masks[call] = mask
+            else:  # complete, in a call without stop ids
+                self._finish(row, {"type": "stop", "matched": None})
+        return masks
 
     def _finish(self, row: int, reason: dict[str, object]) -> None:
         """Ends the call in ``row`` and closes the gap, keeping a prefilling call last."""

@@ -25,6 +25,7 @@ from aiohttp import web
 
 from turnstile_server.engines.embedded.app import WorkerApp
 from turnstile_server.engines.embedded.device import DeviceError, compute_device
+from turnstile_server.engines.embedded.grammars import Grammars
 from turnstile_server.engines.embedded.model import LoadedModel, ModelError, load_tokenizer, weights_name
 from turnstile_server.engines.embedded.scheduler import Scheduler, SchedulerLimits
 
@@ -62,11 +63,13 @@ def main() -> None:
         return text
 
     own_eos = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    eos_ids = model.eos_ids | frozenset(own_eos)
     app = WorkerApp(
         vocab_size=model.vocab_size,
         window=window,
-        eos_ids=model.eos_ids | frozenset(own_eos),
+        eos_ids=eos_ids,
         encode=encode,
+        grammars=Grammars(tokenizer, model.vocab_size, min(eos_ids, default=None)),
         incremental=arguments.incremental_streaming_output,
     )
     limits = SchedulerLimits(max_batch=arguments.max_batch, prefill_chunk=arguments.prefill_chunk, window=window)

@@ -158,7 +158,7 @@ class FleetCalls:
         self, call: FleetCall, worker: Worker, joined: JoinedCompletion, *, stream: bool
     ) -> AsyncGenerator[EngineChunk]:
         """One attempt on ``worker``. Ends without a finish where the call is to be placed again."""
-        joined.begin()
+        joined.begin(resumes_grammars=worker.engine.capabilities.resumes_grammars)
         expected, epoch = 0, worker.window.epoch
         if joined.parts == 1:
             episode_id = call.ticket.origin.episode_id

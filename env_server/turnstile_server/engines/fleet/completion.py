@@ -5,8 +5,9 @@ spans are joined without a gap; nothing is sampled twice, nothing is dropped. Wh
 
 - A stop string that begins before a cut and ends after it is found: the engine sees only the text of its own part.
   Tokens that came after its last token are surplus, counted and not in the completion.
-- A completion under a grammar is not continued: its engine would begin the grammar anew in the middle of the text.
-  It starts again, and the tokens of the first attempt are counted as given up.
+- A completion under a grammar is continued only by an engine that follows the grammar through the tokens so far
+  (``resumes_grammars``): others would begin it anew in the middle of the text. There it starts again, and the
+  tokens of the first attempt are counted as given up.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class JoinedCompletion:
         self.prompt = input_ids
         """int32[n]: of the first part."""
         self._asked, self._decode = sampling, decode
+        self._resumes_grammars = False
         self._ids: list[Int32Array] = []
         self._logprobs: list[Float32Array] = []
         self._spans: list[WeightSpan] = []
@@ -73,6 +75,8 @@ class JoinedCompletion:
         if self.count == 0:
             return self._asked
         left = replace(self._asked, max_new_tokens=self._asked.max_new_tokens - self.count)
+        if self._asked.constrained:
+            left = replace(left, grammar_from=len(self.prompt))
         if self._asked.experts_from is None:
             return left
         # The last token of the part before was sampled and not fed: its row comes first.
@@ -87,9 +91,10 @@ class JoinedCompletion:
         """The next part must be streamed: a stop string may end in its first tokens."""
         return self._boundary is not None
 
-    def begin(self) -> None:
-        """A part begins."""
+    def begin(self, *, resumes_grammars: bool = False) -> None:
+        """A part begins. ``resumes_grammars``: as its engine's capability."""
         self.parts += 1
+        self._resumes_grammars = resumes_grammars
         self._part, self._part_spans = [], WeightSpans()
 
     def take(self, chunk: EngineChunk) -> EngineChunk | None:
@@ -136,7 +141,7 @@ class JoinedCompletion:
         """The part was aborted by the engine: the next one continues it, or starts again where it cannot be
         continued. ``seen``: tokens have left to the caller, so it cannot start again; then this raises
         EngineUnavailable."""
-        if self._asked.json_schema is not None and self.count:
+        if self._asked.constrained and self.count and not self._resumes_grammars:
             if seen:
                 raise EngineUnavailable(
                     "The engine aborted the call, and an answer with a format (response_format) cannot be "

@@ -314,7 +314,7 @@ def _alike(can: EngineCapabilities) -> dict[str, object]:
     return {
         "vocabulary size": can.vocab_size,
         "context length": can.context_length,
-        "constrained decoding": can.constrained,
+        "constrained decoding": (can.constrained, can.structural_tags, can.resumes_grammars),
         "truncated sampling": can.exact_truncation,
         "LoRA": can.adapters,
     }

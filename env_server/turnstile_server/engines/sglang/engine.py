@@ -137,8 +137,8 @@ class SGLangEngine(Engine):
     ) -> AsyncGenerator[EngineChunk]:
         can = self.capabilities
         prompt = self._prompts.written(origin.episode_id, input_ids, can.vocab_size)
-        if sampling.json_schema is not None and not can.constrained:
-            raise EngineRefused("This engine cannot constrain its output by a JSON schema.")
+        if sampling.constrained and not can.constrained:
+            raise EngineRefused(f"This engine cannot constrain its output: {can.no_grammar}.")
         if sampling.adapter is not None and not can.adapters:
             raise EngineRefused("This engine has no LoRA adapters (SGLang needs --enable-lora).")
         settled = False

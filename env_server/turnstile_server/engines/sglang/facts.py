@@ -32,6 +32,9 @@ SCALED_INPUT_LOGPROBS: Final = "turnstile_scaled_input_logprobs"
 """Key in ``/server_info`` of our own worker: input logprobs follow the call's temperature; weights come from a
 folder or as safetensors, and calls are computed again after every update."""
 
+RESUMES_GRAMMARS: Final = "turnstile_resumes_grammars"
+"""Key in ``/server_info`` of our own worker: ``grammar_from`` of a call is read."""
+
 _DETAILS: Final = {
     "sglang": "version",
     "dtype": "dtype",
@@ -107,13 +110,16 @@ def facts_of(
         raise StartupError(f"The engine at {url} does not say its context length (/v1/models max_model_len).")
     vocabulary = vocabulary_size(url, str(model.get("model_path", "")), vocab_size)
     own_worker = server.get(SCALED_INPUT_LOGPROBS) is True
-    no_sleep = _no_sleep(server)
+    no_sleep, grammar = _no_sleep(server), server.get("grammar_backend")
     updates: frozenset[UpdateWay] = frozenset({"disk", "tensors"}) if own_worker else _ways(server)
     capabilities = EngineCapabilities(
         context_length=window,
         vocab_size=vocabulary,
         model_name=str(model.get("served_model_name") or model.get("model_path")),
-        constrained=server.get("grammar_backend") not in (None, "none"),
+        constrained=grammar not in (None, "none"),
+        no_grammar=_no_grammar(own_worker),
+        structural_tags=own_worker or grammar == "xgrammar",
+        resumes_grammars=server.get(RESUMES_GRAMMARS) is True,
         scores=True,
         longest_scored=_longest_scored(server, window),
         updates=updates,
@@ -191,6 +197,13 @@ def _no_sleep(server: Mapping[str, Any]) -> str:
     if server.get("enable_memory_saver") is not True:
         return "This SGLang frees no memory: start it with --enable-memory-saver."
     return ""
+
+
+def _no_grammar(own_worker: bool) -> str:
+    """What to do where the server constrains nothing."""
+    if own_worker:
+        return "it needs the package llguidance: pip install 'turnstile-rl[embedded]'"
+    return "start SGLang without --grammar-backend none"
 
 
 def _details(server: Mapping[str, Any]) -> dict[str, str]:

@@ -77,6 +77,8 @@ def generate_body(
     }
     if sampling.json_schema is not None:
         parameters["json_schema"] = sampling.json_schema
+    if sampling.structural_tag is not None:
+        parameters["structural_tag"] = sampling.structural_tag
     body: dict[str, Any] = {
         "rid": rid,
         "sampling_params": parameters,
@@ -84,6 +86,8 @@ def generate_body(
         "stream": stream,
         **(extra or {}),
     }
+    if sampling.grammar_from is not None:
+        body["grammar_from"] = sampling.grammar_from  # our own worker's
     if prefix_key is not None:
         body["extra_key"] = prefix_key
     if sampling.adapter is not None:

@@ -86,6 +86,8 @@ def generate_body(
     }
     if sampling.json_schema is not None:
         parameters["structured_outputs"] = {"json": sampling.json_schema}
+    elif sampling.structural_tag is not None:
+        parameters["structured_outputs"] = {"structural_tag": sampling.structural_tag}
     body: dict[str, Any] = {
         "request_id": rid,
         "sampling_params": {**parameters, **(extra or {})},

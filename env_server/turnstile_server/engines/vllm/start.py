@@ -86,6 +86,7 @@ async def _read(
         vocab_size=vocabulary_size(url, str(model.get("model", "")), vocab_size),
         model_name=str(model.get("served_model_name") or model.get("model")),
         constrained=True,
+        structural_tags=True,
         longest_scored=window - 1,  # vLLM samples at least one token after what it scores
         exact_truncation=False,
         updates=frozenset[UpdateWay]({"disk", "tensors"}) if extended is not None else frozenset[UpdateWay](),
