@@ -383,6 +383,15 @@ async def test_a_structural_tag_holds_texts_tokens_and_schemas(compiled: Grammar
     assert constraint.mask().nonzero().flatten().tolist() == [end]
 
 
+async def test_a_tools_schema_is_held_as_far_as_it_can_be_and_an_agents_own_options_are_not_read(
+    compiled: Grammars,
+) -> None:
+    loose = {"type": "array", "uniqueItems": True, "x-guidance": {"lenient": True}}
+    await compiled.constraint([1], (), structural_tag=tag({"type": "json_schema", "json_schema": loose}))
+    with pytest.raises(GrammarRefused, match="uniqueItems"):
+        await compiled.constraint([1], (), json_schema=json.dumps(loose))
+
+
 async def test_a_stop_id_inside_a_grammar_is_allowed_only_where_it_ends_it(
     compiled: Grammars, tiny_model: Path
 ) -> None:

@@ -4,6 +4,7 @@ vLLM. What it promises of weights and pauses is in ``test_engine_weights``."""
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
@@ -28,8 +29,11 @@ from engines_support import (
     tolerance_of,
 )
 
+from turnstile.models import Message, Tool
 from turnstile_server.engines.protocol import CallOrigin, Engine, EngineSampling
 from turnstile_server.errors import EngineRefused, StartupError
+from turnstile_server.rendering.factory import create_renderer
+from turnstile_server.settings import RenderingSettings
 from waiting import wait_until
 
 pytestmark = pytest.mark.anyio
@@ -291,3 +295,73 @@ async def test_another_tokenizer_is_refused_at_start(target: Target, served_mode
             await engine.start()
     finally:
         await engine.close()
+
+
+SHELL = Tool(
+    "bash",
+    {
+        "type": "function",
+        "function": {
+            "name": "bash",
+            "parameters": {
+                "type": "object",
+                "properties": {"command": {"type": "string", "maxLength": 8}},
+                "required": ["command"],
+            },
+        },
+    },
+)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_forced_call_is_what_the_engines_grammar_lets_pass(
+    engine: Engine, served_model: Path, stream: bool
+) -> None:
+    """The grammar that the server writes for it, in the one form that all engines take."""
+    assert engine.capabilities.constrained
+    assert engine.capabilities.structural_tags
+    renderer = create_renderer(served_model, RenderingSettings())
+    prompt = renderer.render([Message("user", "list the files")], [SHELL]).ids
+    # The thinking of random weights may have no end.
+    closed = np.concatenate([prompt, renderer.encode_completion("<think></think>", close=False)], dtype=np.int32)
+    tag = json.loads(renderer.call_grammar([SHELL], "bash", closed[-64:]) or "")
+    tag["format"]["elements"][0] = {"type": "regex", "pattern": r"[\n ]{0,2}"}
+    sampling = EngineSampling(
+        max_new_tokens=80, structural_tag=json.dumps(tag), stop_token_ids=renderer.stop_token_ids
+    )
+    for _ in range(3):
+        result = await collect(engine, closed, sampling, rid=rid(), stream=stream)
+        parser = renderer.parser([SHELL], prompt_tail=closed[-64:])
+        parser.feed(result.ids)
+        reply = parser.finish()[1]
+        if result.finish.reason == "length":  # XGrammar lets white space go on
+            assert "bash" in renderer.decode(result.ids)
+            continue
+        assert result.finish.reason == "stop"
+        (call,) = reply.message.tool_calls
+        assert (call.name, list(json.loads(call.arguments))) == ("bash", ["command"])
+        assert np.isfinite(result.logprobs).all()
+
+
+async def test_a_grammar_lets_thinking_pass(engine: Engine, served_model: Path) -> None:
+    renderer = create_renderer(served_model, RenderingSettings())
+    said = renderer.render([Message("user", "hello")], []).ids
+    prompt = np.concatenate([said, renderer.encode_completion("<think>", close=False)], dtype=np.int32)
+    tag = renderer.answer_grammar('{"const": 7}', prompt[-64:])
+    assert tag is not None
+    sampling = EngineSampling(max_new_tokens=40, structural_tag=tag, stop_token_ids=renderer.stop_token_ids)
+    for _ in range(3):
+        result = await collect(engine, prompt, sampling, rid=rid())
+        text = renderer.decode(result.ids)
+        thought, closed, answer = text.partition("</think>")
+        assert result.finish.reason == ("stop" if closed else "length"), text
+        assert not closed or answer.strip() == "7<|im_end|>", text
+        assert "<|im_end|>" not in thought
+
+
+async def test_an_answer_of_a_schema_is_what_the_engine_lets_pass(engine: Engine, served_model: Path) -> None:
+    renderer = create_renderer(served_model, RenderingSettings())
+    schema = '{"enum": ["red", "green"]}'
+    sampling = EngineSampling(max_new_tokens=20, json_schema=schema, stop_token_ids=renderer.stop_token_ids)
+    result = await collect(engine, prompt_of(31, 9), sampling, rid=rid())
+    assert renderer.decode(result.ids).removesuffix("<|im_end|>") in ('"red"', '"green"')

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conversation import GO, TOOL, body, call_text, raw, reply_ids, turns, url
-from gate_support import Stage, says, staged
+from gate_support import Answer, Stage, fails, says, staged
+
+from turnstile_server.errors import EngineRefused
+from turnstile_server.rendering.reply_grammar import ReplyGrammar
 
 pytestmark = pytest.mark.anyio
 
@@ -127,6 +132,92 @@ async def test_a_forced_call_is_sampled_freely_and_recorded(stage: Stage) -> Non
     assert (first["reply"]["content"], len(second["reply"]["tool_calls"])) == ("No need.", 1)
     assert [turn["asked_sampling"]["tool_choice"] for turn in (first, second)] == ["required", named]
     assert not first["sampling"]["constrained"]
+
+
+async def forced(stage: Stage, choice: object, answers: list[Answer], **fields: object) -> list[dict[str, Any]]:
+    """The turns of a call that forces a tool call."""
+    stage.engine.answers = answers
+    episode = await stage.episode()
+    async with raw(episode) as client:
+        response = await client.post(url(episode), json=body(tools=[TOOL], tool_choice=choice, **fields))
+    assert response.status_code == 200, response.text
+    return await turns(stage, episode)
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "bash"}}])
+async def test_a_forced_call_has_the_engines_grammar_where_it_has_one(stage: Stage, choice: object) -> None:
+    stage.engine.can = replace(stage.engine.can, constrained=True, structural_tags=True)
+    (turn,) = await forced(stage, choice, [says(reply_ids(stage, call_text("ls")))])
+    tag = json.loads(stage.engine.calls[0].sampling.structural_tag or "")
+    assert (tag["type"], '"command"' in json.dumps(tag)) == ("structural_tag", True)
+    assert stage.engine.calls[0].sampling.json_schema is None
+    assert turn["sampling"]["constrained"]
+    assert turn["asked_sampling"]["tool_choice"] == choice
+    assert len(turn["reply"]["tool_calls"]) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_forced_call_whose_grammar_the_engine_refuses_is_free(stage: Stage, stream: bool) -> None:
+    stage.engine.can = replace(stage.engine.can, constrained=True, structural_tags=True)
+    answers = [fails(EngineRefused("Unimplemented keys.")), says(reply_ids(stage, call_text("ls")))]
+    form = {"type": "json_object"}
+    (turn,) = await forced(stage, "required", answers, stream=stream, response_format=form)
+    first, second = stage.engine.calls
+    assert first.sampling.structural_tag is not None
+    assert not second.sampling.constrained
+    assert not turn["sampling"]["constrained"]
+
+
+async def test_an_answer_whose_grammar_the_engine_refuses_has_the_schema_alone(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ReplyGrammar, "answer", lambda self, schema, opened: "a tag")
+    stage.engine.can = replace(stage.engine.can, constrained=True, structural_tags=True)
+    refusal = fails(EngineRefused("Unimplemented keys."))
+    stage.engine.answers = [
+        refusal,
+        says(reply_ids(stage, "{}")),
+        refusal,
+        fails(EngineRefused("No such keyword.")),
+    ]
+    episode = await stage.episode()
+    form = body(response_format={"type": "json_object"})
+    async with raw(episode) as client:
+        assert (await client.post(url(episode), json=form)).status_code == 200
+        refused = await client.post(url(episode), json=form)
+    assert (refused.status_code, "No such keyword." in refused.text) == (400, True)
+    grammars = [
+        (call.sampling.structural_tag is not None, call.sampling.json_schema is not None)
+        for call in stage.engine.calls
+    ]
+    assert grammars == [(True, False), (False, True)] * 2
+    (turn,) = await turns(stage, episode)
+    assert turn["sampling"]["constrained"]
+
+
+async def test_a_call_that_breaks_off_in_its_grammar_is_not_sampled_again(stage: Stage) -> None:
+    stage.engine.can = replace(stage.engine.can, constrained=True, structural_tags=True)
+    stage.engine.answers = [fails(EngineRefused("Too complex."), [5, 6])]
+    episode = await stage.episode()
+    async with raw(episode) as client:
+        answer = await client.post(url(episode), json=body(tools=[TOOL], tool_choice="required"))
+    assert answer.status_code == 400
+    assert len(stage.engine.calls) == 1
+
+
+async def test_forced_calls_may_be_free_or_refused(tiny_model: Path, tmp_path: Path) -> None:
+    for place, setting, status in (("a", "free", 200), ("b", "refuse", 400)):
+        async with staged(tiny_model, tmp_path / place, gate={"forced_calls": setting}) as stage:
+            stage.engine.can = replace(stage.engine.can, constrained=True, structural_tags=True)
+            stage.engine.answers = [says(reply_ids(stage, "No need."))]
+            episode = await stage.episode()
+            async with raw(episode) as client:
+                answer = await client.post(url(episode), json=body(tools=[TOOL], tool_choice="required"))
+            assert answer.status_code == status, answer.text
+            if status == 400:
+                assert "gate.forced_calls = refuse" in answer.text
+            else:
+                assert not stage.engine.calls[0].sampling.constrained
 
 
 async def test_the_model_list_is_the_engines(stage: Stage) -> None:

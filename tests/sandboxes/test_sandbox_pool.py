@@ -12,6 +12,7 @@ import pytest
 from pool_support import NO_AGENTS, MemoryProvider, spec
 
 from turnstile_server.errors import SandboxUnavailable, TaskFailed
+from turnstile_server.sandboxes import pool as pool_module
 from turnstile_server.sandboxes.background import BackgroundTasks
 from turnstile_server.sandboxes.pool import SandboxPool
 from turnstile_server.sandboxes.protocol import Sandbox
@@ -23,15 +24,17 @@ pytestmark = pytest.mark.anyio
 
 @asynccontextmanager
 async def pooled(provider: MemoryProvider, **fields: object) -> AsyncIterator[SandboxPool]:
-    pool = SandboxPool(provider, SandboxSettings.model_validate({"wait_s": 30, "warm_retry_s": 0.01, **fields}))
-    async with BackgroundTasks() as tasks:
-        await pool.start(NO_AGENTS, tasks)
-        try:
-            yield pool
-        finally:
-            provider.may_create.set()
-            provider.may_destroy.set()
-            await pool.close()
+    pool = SandboxPool(provider, SandboxSettings.model_validate({"wait_s": 30, **fields}))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pool_module, "_RETRY_S", 0.01)
+        async with BackgroundTasks() as tasks:
+            await pool.start(NO_AGENTS, tasks)
+            try:
+                yield pool
+            finally:
+                provider.may_create.set()
+                provider.may_destroy.set()
+                await pool.close()
 
 
 async def test_never_more_than_max_open_exist_and_those_who_wait_are_served_in_order() -> None:

@@ -99,9 +99,10 @@ class TurnRecords:
 
 
 def format_timeout(error: EngineTimeout) -> FormatTimeout:
-    """The error of a call with a format of the answer that nothing came of in time."""
+    """The error of a call with a grammar that nothing came of in time."""
     return FormatTimeout(
-        f"{error.message} The answer was to have a format (response_format): leave that out, or make it simpler."
+        f"{error.message} The answer was to have a format (response_format, or a forced tool call): leave that "
+        "out, or make it simpler."
     )
 
 

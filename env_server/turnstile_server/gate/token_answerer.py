@@ -6,8 +6,9 @@ tokens and logprobs do (4, 5); sampled tokens that become no turn are counted as
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
+from dataclasses import replace
 
 import anyio
 import anyio.lowlevel
@@ -15,9 +16,10 @@ import numpy as np
 
 from turnstile.models import Int32Array
 from turnstile_server.capture import CallMatch
-from turnstile_server.engines.protocol import Engine, EngineFinish, EngineSampling
+from turnstile_server.engines.protocol import Engine, EngineChunk, EngineFinish, EngineSampling
 from turnstile_server.errors import (
     EngineProtocolError,
+    EngineRefused,
     EngineTimeout,
     InvalidRequest,
     JournalUnavailable,
@@ -56,6 +58,7 @@ class TokenAnswerer(CallAnswerer):
     ) -> None:
         self._renderer = renderer
         self._engine = engine
+        self._forced_calls = settings.forced_calls
         self._context_length = context_length
         self._records = records
         self._prompter = Prompter(renderer, settings, context_length)
@@ -70,6 +73,11 @@ class TokenAnswerer(CallAnswerer):
 
     def check(self, request: ModelRequest) -> None:
         self._renderer.check_tools(request.tools)
+        if request.forced_call is not None and self._forced_calls == "refuse":
+            raise InvalidRequest(
+                f"a call of {request.forced_call or 'a tool'} is forced, which this server refuses "
+                "(gate.forced_calls = refuse): let the model choose (auto)"
+            )
         if request.json_schema is not None and not self._engine.capabilities.constrained:
             hint = self._engine.capabilities.no_grammar
             raise InvalidRequest(
@@ -125,6 +133,7 @@ class TokenAnswerer(CallAnswerer):
         context.stopwatch.rendered()
         call.prompted(len(prompt.input_ids))
         pinned = session.sampling
+        schema, tag = self._grammar(context, prompt.input_ids[-PROMPT_TAIL:])
         sampling = EngineSampling(
             max_new_tokens=session.max_new_tokens(request.max_tokens, len(prompt.input_ids), self._context_length),
             temperature=pinned.temperature,
@@ -133,7 +142,8 @@ class TokenAnswerer(CallAnswerer):
             min_p=pinned.min_p,
             stop=request.stop,
             stop_token_ids=self._renderer.stop_token_ids,
-            json_schema=request.json_schema,
+            json_schema=schema,
+            structural_tag=tag,
             adapter=session.adapter,
             experts_from=prompt.experts_from(self._engine.capabilities),
         )
@@ -168,6 +178,49 @@ class TokenAnswerer(CallAnswerer):
             parse_calls=request.parse_calls,
         )
 
+    def _grammar(self, context: CallContext, prompt_tail: Int32Array) -> tuple[str | None, str | None]:
+        """The grammar of the call: ``json_schema`` and ``structural_tag`` of ``EngineSampling``. Behind a prompt
+        that the client rendered itself it is the schema alone: thinking is the client's to open and to read."""
+        request, tags = context.request, self._engine.capabilities.structural_tags
+        if context.prompt_ids is not None:
+            return request.json_schema, None
+        if request.forced_call is not None and self._forced_calls == "constrain" and tags:
+            call = self._renderer.call_grammar(request.tools, request.forced_call, prompt_tail)
+            if call is not None:
+                return None, call
+        if request.json_schema is None or not tags:
+            return request.json_schema, None
+        answer = self._renderer.answer_grammar(request.json_schema, prompt_tail)
+        return (request.json_schema, None) if answer is None else (None, answer)
+
+    async def _chunks(
+        self, session: EpisodeSession, call: ModelCall, builder: TurnBuilder, sampling: EngineSampling
+    ) -> AsyncGenerator[EngineChunk]:
+        """The engine's chunks. A grammar of ours that it refuses (a schema of a tool that it cannot hold, an
+        engine too old for its form) is left out: the reply then has the schema alone, or is free."""
+        request = builder.context.request
+        tries = [sampling]
+        if sampling.structural_tag is not None:
+            schema = None if request.forced_call is not None else request.json_schema
+            tries.append(replace(sampling, structural_tag=None, json_schema=schema))
+        for one in tries:
+            builder.sampling = sampling_used(session.sampling, one)
+            chunks = self._engine.generate(
+                builder.prompt.input_ids,
+                one,
+                rid=call.call_id,
+                origin=session.origin_of(call),
+                stream=request.stream,
+            )
+            try:
+                async with aclosing(chunks):
+                    async for chunk in chunks:
+                        yield chunk
+                return
+            except EngineRefused:
+                if one is tries[-1] or builder.count or builder.given_up:
+                    raise
+
     async def _sample(
         self, session: EpisodeSession, call: ModelCall, builder: TurnBuilder, sampling: EngineSampling
     ) -> CommittedTurn:
@@ -177,9 +230,7 @@ class TokenAnswerer(CallAnswerer):
             parser = self._parser(builder.context, input_ids)
             if call.abandoned is not None:
                 raise end_error(call)
-            chunks = self._engine.generate(
-                input_ids, sampling, rid=call.call_id, origin=session.origin_of(call), stream=request.stream
-            )
+            chunks = self._chunks(session, call, builder, sampling)
             async with aclosing(chunks):
                 async for chunk in chunks:
                     builder.add(chunk)
@@ -199,7 +250,7 @@ class TokenAnswerer(CallAnswerer):
             node = await self._records.commit(session, turn, builder.prompt.tokenized_bytes)
         except BaseException as error:
             await self._account_for(error, session, call, builder)
-            if isinstance(error, EngineTimeout) and sampling.json_schema is not None and builder.count == 0:
+            if isinstance(error, EngineTimeout) and sampling.constrained and builder.count == 0:
                 raise format_timeout(error) from error
             raise
         return CommittedTurn(node, finish.cached_tokens or 0)

@@ -58,6 +58,12 @@ class NoTokens(Renderer):
     def raw_parser(self, stop: Sequence[str]) -> ReplyParser:
         self._refuse()
 
+    def answer_grammar(self, schema: str, prompt_tail: Int32Array) -> str | None:
+        self._refuse()
+
+    def call_grammar(self, tools: Sequence[Tool], name: str, prompt_tail: Int32Array) -> str | None:
+        self._refuse()
+
     def encode_completion(self, text: str, *, close: bool = True) -> Int32Array:
         self._refuse()
 

@@ -227,6 +227,16 @@ class Renderer(Protocol):
         """A parser for the completion of such a prompt: all of it is text."""
         ...
 
+    def answer_grammar(self, schema: str, prompt_tail: Int32Array) -> str | None:
+        """The grammar (a structural tag) of an answer of this JSON schema where ``prompt_tail``, the end of the
+        prompt, opens thinking: that passes first. None where the schema alone is the grammar."""
+        ...
+
+    def call_grammar(self, tools: Sequence[Tool], name: str, prompt_tail: Int32Array) -> str | None:
+        """The grammar (a structural tag) of a reply that is one call of ``name``, "" for any of ``tools``. None
+        where this model's calls have no grammar here."""
+        ...
+
     def encode_completion(self, text: str, *, close: bool = True) -> Int32Array:
         """int32: the ids that the policy would have sampled to write ``text``; the inverse of ``decode``.
 

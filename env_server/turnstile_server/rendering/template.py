@@ -27,14 +27,22 @@ from turnstile_server.rendering.call_formats.registry import installed_formats, 
 from turnstile_server.rendering.call_formats.tool_schemas import ToolSchemas
 from turnstile_server.rendering.continuation import Continuation
 from turnstile_server.rendering.detokenizer import TokenBytes
-from turnstile_server.rendering.encoder import TextEncoder, completion_ids
+from turnstile_server.rendering.encoder import Shield, TextEncoder, completion_ids
 from turnstile_server.rendering.media_words import probe_media_words
 from turnstile_server.rendering.message_rules import MessageRules, Rewritten, callers_texts, in_order, probe_rules
 from turnstile_server.rendering.model_report import model_report
 from turnstile_server.rendering.normalise import Prepared, Stock, own_ids, prepare, stock_message
-from turnstile_server.rendering.protocol import Bridge, CannotBridge, ModelReport, PathEnd, Rendered
+from turnstile_server.rendering.protocol import (
+    Bridge,
+    CannotBridge,
+    ModelReport,
+    ParsedReply,
+    PathEnd,
+    Rendered,
+)
 from turnstile_server.rendering.raw_parser import RawReplyParser
 from turnstile_server.rendering.recognition import PROBE_TOOLS, NotRecognised, Recognised, check, recognise
+from turnstile_server.rendering.reply_grammar import ReplyGrammar
 from turnstile_server.rendering.reply_parser import TagReplyParser
 from turnstile_server.rendering.synthetic import Synthetic
 from turnstile_server.rendering.tags import find_tags, opened_by
@@ -184,6 +192,15 @@ class TemplateRenderer:
         if not self._stop_ids:
             raise StartupError(f"{vocabulary.path} names no end-of-turn token (eos_token or generation_config)")
         self._close = self._stop_ids[0] if close is None else close
+        control = {text: token.id for text, token in self._encoder.control.by_text.items()}
+        self._grammar = ReplyGrammar(
+            control,
+            self._tags.think,
+            [token.text for index, token in self._table.control.items() if index in self._stop_ids],
+            self._stop_ids,
+            write=lambda message, tools: self._written(message, tools)[0],
+            read=self._read,
+        )
         self._continuation = Continuation(
             self._synthetic,
             self._encoder,
@@ -333,7 +350,26 @@ class TemplateRenderer:
     def encode_completion(self, text: str, *, close: bool = True) -> Int32Array:
         return completion_ids(self._encoder, text, self._stop_ids, self._close if close else None)
 
+    def answer_grammar(self, schema: str, prompt_tail: Int32Array) -> str | None:
+        return self._grammar.answer(schema, opened=opened_by(prompt_tail, self._tags, self._table))
+
+    def call_grammar(self, tools: Sequence[Tool], name: str, prompt_tail: Int32Array) -> str | None:
+        return self._grammar.call(tools, name, opened=opened_by(prompt_tail, self._tags, self._table))
+
+    def _read(self, text: str, tools: Sequence[Tool]) -> ParsedReply:
+        """The reply that the model would have sampled as ``text``."""
+        parser = self.parser(tools, prompt_tail=np.empty(0, np.int32))
+        parser.feed(self.encode_completion(text))
+        return parser.finish()[1]
+
     def encode_reply(self, message: Message, tools: Sequence[Tool]) -> Int32Array:
+        text, shield = self._written(message, tools)
+        ids = self._encoder.encode(text, shield, after=self._encoder.anchor_id).ids
+        end = next((place for place, index in enumerate(ids) if index in self._stop_ids), None)
+        return np.array([*ids, self._close] if end is None else ids[: end + 1], dtype=np.int32)
+
+    def _written(self, message: Message, tools: Sequence[Tool]) -> tuple[str, Shield]:
+        """The text of a reply without thinking that the template made up, and its stand-ins."""
         reply = written_reply(self._template, message, tools)
         text = reply.text
         if self._tags.think is not None and not message.reasoning:
@@ -341,9 +377,7 @@ class TemplateRenderer:
             before, closed, after = text.partition(closing)
             if closed and not before.replace(opening, "").strip():
                 text = after.lstrip("\n")
-        ids = self._encoder.encode(text, reply.shield, after=self._encoder.anchor_id).ids
-        end = next((place for place, index in enumerate(ids) if index in self._stop_ids), None)
-        return np.array([*ids, self._close] if end is None else ids[: end + 1], dtype=np.int32)
+        return text, reply.shield
 
     def decode(self, ids: Sequence[int] | Int32Array) -> str:
         return str(self._vocabulary.tokenizer.decode([int(index) for index in ids], skip_special_tokens=False))

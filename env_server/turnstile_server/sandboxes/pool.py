@@ -23,6 +23,9 @@ from turnstile_server.settings import SandboxSettings
 
 log = logging.getLogger(__name__)
 
+_RETRY_S = 1.0
+"""Pause after a warm sandbox could not be made, doubled after each failure."""
+
 _LONGEST_RETRY_S = 60.0
 """Refills that fail are tried again ever more rarely, but an engine that came back is noticed within a minute."""
 
@@ -197,7 +200,7 @@ class SandboxPool(ProviderWrapper):
                 self._discard(sandbox)
 
     async def _refill(self) -> None:
-        retry_s = self._settings.warm_retry_s
+        retry_s = _RETRY_S
         while True:
             await self._refill_wanted.wait()
             self._refill_wanted = anyio.Event()
@@ -223,7 +226,7 @@ class SandboxPool(ProviderWrapper):
                     self._give_back()
                     raise
                 else:
-                    retry_s = self._settings.warm_retry_s
+                    retry_s = _RETRY_S
                     if spec in self._warm:
                         self._warm[spec].append(sandbox)
                         self._wake()

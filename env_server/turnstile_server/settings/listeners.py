@@ -167,6 +167,12 @@ class GateSettings(_Clients):
     max_refusals: int = Field(
         5, ge=1, description="The episode ends after this many refused model calls in a row."
     )
+    forced_calls: Literal["constrain", "free", "refuse"] = Field(
+        "constrain",
+        description="What becomes of a model call that forces a tool call. `constrain`: the engine's grammar "
+        "holds the reply to one, where engine and call format have one (such turns are not trained by default); "
+        "else as `free`: the reply is sampled as any other, and may have no call. `refuse`: 400.",
+    )
     drain_s: float = Field(
         10.0,
         ge=0,

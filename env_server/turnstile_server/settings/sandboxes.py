@@ -154,11 +154,6 @@ class SandboxSettings(BoundedSection):
         0, ge=0, description="Sandboxes kept ready for each of the latest sandbox specs; 0 keeps none."
     )
     warm_specs: int = Field(2, ge=1, description="How many of the latest sandbox specs have warm sandboxes.")
-    warm_retry_s: float = Field(
-        1.0,
-        gt=0,
-        description="Pause after a warm sandbox could not be made; doubled after each failure, up to a minute.",
-    )
     max_file_bytes: int = Field(
         16 << 20, ge=1024, description="Largest file that is read or written in one request."
     )

@@ -26,7 +26,7 @@ class NotSupported(ValueError):
 
 def json_schema_grammar(schema: str) -> str:
     """A JSON text that the schema takes, in any white space. Raises NotSupported."""
-    return f"start: %json {_schema_text(_loaded(schema, 'json_schema'))}\n"
+    return f"start: %json {_schema_text(_loaded(schema, 'json_schema'), {})}\n"
 
 
 def structural_tag_grammar(tag: str) -> str:
@@ -54,7 +54,7 @@ class _Rules:
             case {"type": "const_string", "value": str(text)}:
                 return json.dumps(text, ensure_ascii=False)
             case {"type": "json_schema", "json_schema": schema, **rest} if not rest:
-                return f"%json {_schema_text(schema)}"
+                return f"%json {_schema_text(schema, _options(schema))}"
             case {"type": "regex", "pattern": str(pattern), **rest} if not rest:
                 return self._rule(f"/{pattern.replace('/', chr(92) + '/')}/")
             case {"type": "token", "token": int(token)}:
@@ -84,14 +84,23 @@ def _id(token: Any) -> int:
     return token
 
 
-def _schema_text(schema: Any) -> str:
-    """The schema on one line, with the library's options, which are not the caller's to choose: one of them leaves
-    out keywords that it does not know."""
+def _schema_text(schema: Any, options: dict[str, bool]) -> str:
+    """The schema on one line, with the library's ``options``. An agent's own are left out: they would let keywords
+    pass that the library does not know."""
     if schema is True:
         schema = {}
     if not isinstance(schema, dict):
         raise NotSupported("a JSON schema must be an object")
-    return json.dumps({**schema, "x-guidance": {"whitespace_pattern": WHITE_SPACE}}, ensure_ascii=False)
+    own = {"whitespace_pattern": WHITE_SPACE, **options}
+    return json.dumps({**schema, "x-guidance": own}, ensure_ascii=False)
+
+
+def _options(schema: Any) -> dict[str, bool]:
+    """The library's options that the server wrote into a schema: that of a tool is held as far as it can be."""
+    found = schema.get("x-guidance") if isinstance(schema, dict) else None
+    if not isinstance(found, dict):
+        return {}
+    return {name: True for name in ("lenient", "coerce_one_of") if found.get(name) is True}
 
 
 def _loaded(text: str, name: str) -> Any:

@@ -144,8 +144,8 @@ class JoinedCompletion:
         if self._asked.constrained and self.count and not self._resumes_grammars:
             if seen:
                 raise EngineUnavailable(
-                    "The engine aborted the call, and an answer with a format (response_format) cannot be "
-                    "continued in the middle; try again.",
+                    "The engine aborted the call, and an answer with a format (response_format, or a "
+                    "forced tool call) cannot be continued in the middle; try again.",
                     retry_after_s=1.0,
                 )
             self._start_again()

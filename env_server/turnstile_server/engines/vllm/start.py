@@ -86,7 +86,7 @@ async def _read(
         vocab_size=vocabulary_size(url, str(model.get("model", "")), vocab_size),
         model_name=str(model.get("served_model_name") or model.get("model")),
         constrained=True,
-        structural_tags=True,
+        structural_tags=not _reasons(server),
         longest_scored=window - 1,  # vLLM samples at least one token after what it scores
         exact_truncation=False,
         updates=frozenset[UpdateWay]({"disk", "tensors"}) if extended is not None else frozenset[UpdateWay](),
@@ -104,6 +104,12 @@ async def _read(
         by_priority=server.section("scheduler_config").get("policy") == "priority",
         paused=(await get_object(http, "/is_paused", patience_s)).get("is_paused") is True,
     )
+
+
+def _reasons(server: _ServerInfo) -> bool:
+    """True where it lets a grammar begin behind the reasoning (``--reasoning-parser``). A grammar that has the
+    reasoning in it would then ask for it twice."""
+    return bool(server.section("structured_outputs_config").get("reasoning_parser"))
 
 
 @dataclass(frozen=True, slots=True)

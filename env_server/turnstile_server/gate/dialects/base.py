@@ -137,7 +137,7 @@ class ModelRequest:
     """False: the agent forbade tools for this call, so call syntax stays text."""
     forced_call: str | None = None
     """The name of the tool that the agent wants called, "" for any one; None: the model chooses. Recorded in
-    ``asked``. The policy samples freely: a grammar would change what it samples. A hosted model's server obeys."""
+    ``asked``; ``gate.forced_calls`` says if a grammar holds the reply to it. A hosted model's server obeys."""
     json_schema: str | None = None
     asked: Mapping[str, Any] = field(default_factory=dict)
     """Sampling and options as asked: recorded, and part of the retry identity."""
