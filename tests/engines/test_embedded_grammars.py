@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
@@ -23,12 +24,16 @@ from turnstile_server.engines.embedded import grammars as grammars_module
 from turnstile_server.engines.embedded.engine import EmbeddedEngine
 from turnstile_server.engines.embedded.grammars import KEPT_GRAMMARS, Constraint, GrammarRefused, Grammars
 from turnstile_server.engines.embedded.lark import NotSupported, structural_tag_grammar
+from turnstile_server.engines.embedded.model import LoadedModel
 from turnstile_server.engines.embedded.sampling import SamplingParameters, sample
+from turnstile_server.engines.embedded.scheduler import EngineCall, NewTokens, Scheduler, SchedulerLimits
+from turnstile_server.engines.embedded.stopping import StopRule
 from turnstile_server.engines.fleet.fleet import Fleet
 from turnstile_server.engines.protocol import CallOrigin, EngineSampling
 from turnstile_server.engines.versions import WeightVersions
 from turnstile_server.errors import EngineRefused
 from turnstile_server.settings import EngineSettings, FleetSettings
+from waiting import wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -316,6 +321,73 @@ async def test_what_is_too_long_or_not_there_is_told(compiled: Grammars, monkeyp
     monkeypatch.setattr(grammars_module, "find_spec", lambda name: None)
     with pytest.raises(GrammarRefused, match=r"pip install 'turnstile-rl\[embedded\]'"):
         await compiled.constraint([1], (), json_schema="{}")
+
+
+async def test_equal_grammars_that_come_together_are_compiled_once_and_kept_ones_wait_for_none(
+    compiled: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    compile_, go_on = Grammars._compile, threading.Event()
+
+    def slow(self: Grammars, text: str, is_tag: bool) -> Any:
+        made.append(text)
+        assert go_on.wait(30)
+        return compile_(self, text, is_tag)
+
+    kept, fresh = '{"const": "kept"}', '{"const": "fresh"}'
+    await compiled.constraint([1], (), json_schema=kept)
+    monkeypatch.setattr(Grammars, "_compile", slow)
+    async with anyio.create_task_group() as tasks:
+        for _ in range(3):
+            tasks.start_soon(lambda: compiled.constraint([1], (), json_schema=fresh))
+        await wait_until(lambda: made)
+        await compiled.constraint([1], (), json_schema=kept)
+        go_on.set()
+    assert made == [fresh]
+
+
+class GivenConstraint(Constraint):
+    """A constraint that lets nothing pass, or whose work exceeds its bounds."""
+
+    def __init__(self, refused: str | None) -> None:
+        self._refused = refused
+
+    def mask(self) -> torch.Tensor:
+        if self._refused is not None:
+            raise GrammarRefused(self._refused)
+        return torch.zeros(4160, dtype=torch.bool)
+
+
+@pytest.mark.parametrize(
+    ("refused", "finish"),
+    [
+        ("too complex", {"type": "abort", "message": "too complex", "status_code": 400}),
+        (None, {"type": "stop", "matched": None}),
+    ],
+)
+def test_a_call_that_its_grammar_ends_leaves_the_others_alone(
+    tiny_model: Path, refused: str | None, finish: dict[str, Any]
+) -> None:
+    ended: dict[str, NewTokens] = {}
+    both = threading.Event()
+
+    def post(events: list[tuple[EngineCall, NewTokens]]) -> None:
+        ended.update({call.rid: event for call, event in events if event.finish is not None})
+        if len(ended) == 2:
+            both.set()
+
+    limits = SchedulerLimits(max_batch=2, prefill_chunk=64, window=CONTEXT)
+    scheduler = Scheduler(LoadedModel(tiny_model, "v1"), limits, str, post, crash=pytest.fail)
+    rule = StopRule(max_new_tokens=5, stop_ids=frozenset(), strings=())
+    scheduler.start()
+    for name, constraint in (("held", GivenConstraint(refused)), ("free", None)):
+        call = EngineCall(name, [5, 6, 7], SamplingParameters(), rule, lambda _: None, constraint=constraint)
+        scheduler.submit(call)
+    assert both.wait(60)
+    scheduler.stop()
+    said = ended["held"].finish or {}
+    assert {name: said[name] for name in finish} == finish
+    assert ended["free"].finish == {"type": "length", "length": 5}
 
 
 async def test_a_slow_tokenizer_is_told(tiny_model: Path) -> None:

@@ -382,6 +382,13 @@ def test_the_request_is_the_documented_one() -> None:
     }
 
 
+def test_a_grammar_of_the_server_goes_with_its_place_in_the_call() -> None:
+    sampling = EngineSampling(max_new_tokens=5, structural_tag="a tag", grammar_from=2)
+    body = json.loads(b"".join(generate_body([b"1,2,3"], sampling, rid="r", stream=True)))
+    assert (body["sampling_params"]["structural_tag"], body["grammar_from"]) == ("a tag", 2)
+    assert "json_schema" not in body["sampling_params"]
+
+
 MUTATIONS: list[dict[str, Any]] = [
     {},
     {"completion_tokens": 1},

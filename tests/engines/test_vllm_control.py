@@ -327,6 +327,26 @@ async def test_a_constrained_call_carries_its_schema(server: ScriptedVllm) -> No
     assert server.calls[0][0]["sampling_params"]["structured_outputs"] == {"json": "{}"}
 
 
+async def test_a_constrained_call_carries_its_structural_tag(server: ScriptedVllm) -> None:
+    server.replies(whole("whole_length"))
+    async with attached(server) as engine:
+        assert engine.capabilities.structural_tags
+        sampling = EngineSampling(max_new_tokens=4, structural_tag="a tag")
+        await collect(engine, PROMPT, sampling, rid="call-1", stream=False)
+    assert server.calls[0][0]["sampling_params"]["structured_outputs"] == {"structural_tag": "a tag"}
+
+
+async def test_a_server_whose_grammars_begin_behind_its_own_reasoning_gets_none_with_reasoning_in_it(
+    server: ScriptedVllm,
+) -> None:
+    info = whole("server_info")
+    info["vllm_config"]["structured_outputs_config"] = {"reasoning_parser": "qwen3"}
+    server.answers["/server_info"] = (200, info)
+    async with attached(server) as engine:
+        assert engine.capabilities.constrained
+        assert not engine.capabilities.structural_tags
+
+
 async def test_no_token_is_said_to_be_of_certain_weights_once_the_server_may_be_another(
     server: ScriptedVllm,
 ) -> None:

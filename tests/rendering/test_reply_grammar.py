@@ -223,9 +223,7 @@ def test_control_tokens_of_a_form_are_asked_for_as_tokens(renderer: Renderers) -
         ("qwen3", True),
         ("hermes-3", True),
         ("llama-3.1", True),
-        ("deepseek-v3.1", True),
         ("granite-4.0", True),
-        ("mistral-small-3.2", True),
         ("qwen3-coder", False),  # values without quotes
         ("glm-4.6", False),
         ("kimi-k2", False),  # ids of its own

@@ -135,14 +135,14 @@ class Grammars:
             raise GrammarRefused(f"a grammar may have {MOST_BYTES} characters, this one has {len(text)}")
         is_tag = json_schema is None
         key = hashlib.sha256((b"tag " if is_tag else b"schema ") + text.encode("utf-8", "replace")).digest()
-        async with self._one:  # the thread has it to its end, so what it compiled is found by the next
-            found = self._compiled.get(key)
-            if found is None:
-                found = await anyio.to_thread.run_sync(self._compile, text, is_tag)
-                self._compiled[key] = found
-                while len(self._compiled) > KEPT_GRAMMARS:
-                    self._compiled.popitem(last=False)
-            self._compiled.move_to_end(key)
+        if key not in self._compiled:
+            async with self._one:  # the thread has it to its end, so what it compiled is found by the next
+                if key not in self._compiled:
+                    self._compiled[key] = await anyio.to_thread.run_sync(self._compile, text, is_tag)
+                    while len(self._compiled) > KEPT_GRAMMARS:
+                        self._compiled.popitem(last=False)
+        found = self._compiled[key]
+        self._compiled.move_to_end(key)
         if isinstance(found, str):
             raise GrammarRefused(found)
         matcher = found.deep_copy()
