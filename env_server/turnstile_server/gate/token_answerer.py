@@ -225,7 +225,7 @@ class TokenAnswerer(CallAnswerer):
         self, session: EpisodeSession, call: ModelCall, builder: TurnBuilder, sampling: EngineSampling
     ) -> CommittedTurn:
         """Engine to commit. Whatever goes wrong, the tokens sampled so far are accounted for."""
-        request, input_ids = builder.context.request, builder.prompt.input_ids
+        input_ids = builder.prompt.input_ids
         try:
             parser = self._parser(builder.context, input_ids)
             if call.abandoned is not None:
