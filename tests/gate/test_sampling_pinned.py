@@ -119,8 +119,7 @@ async def test_forbidden_tools_leave_call_syntax_as_text(stage: Stage) -> None:
     assert '"command": "ls"' in message["content"]
 
 
-async def test_a_forced_call_is_sampled_freely_and_recorded(stage: Stage) -> None:
-    """A policy that answers in words has chosen to: a grammar would have changed what it samples."""
+async def test_a_forced_call_is_sampled_freely_and_recorded_on_an_engine_without_grammars(stage: Stage) -> None:
     stage.engine.answers = [says(reply_ids(stage, "No need.")), says(reply_ids(stage, call_text("ls")))]
     episode = await stage.episode()
     named = {"type": "function", "function": {"name": TOOL["function"]["name"]}}

@@ -30,14 +30,16 @@ GO = (Message("user", "go"),)
 PARAMETERS: dict[str, Any] = {
     "type": "object",
     "properties": {
-        "command": {"type": "string", "maxLength": 12},
-        "count": {"type": "integer", "minimum": 0, "maximum": 9},
-        "flags": {"type": "array", "items": {"type": "boolean"}, "maxItems": 2},
+        "command": {"type": "string", "maxLength": 12, "description": "What to run."},
+        "count": {"type": "integer", "minimum": 0, "maximum": 9, "description": "How often."},
+        "flags": {"type": "array", "items": {"type": "boolean"}, "maxItems": 2, "description": "Which."},
     },
     "required": ["command"],
 }
-BASH = Tool("bash", {"type": "function", "function": {"name": "bash", "parameters": PARAMETERS}})
-READ = Tool("read-file_2", {"type": "function", "function": {"name": "read-file_2", "parameters": PARAMETERS}})
+BASH, READ = (
+    Tool(name, {"type": "function", "function": {"name": name, "description": name, "parameters": PARAMETERS}})
+    for name in ("bash", "read-file_2")
+)
 ANSWER: dict[str, Any] = {
     "type": "object",
     "properties": {"word": {"type": "string", "maxLength": 6}},

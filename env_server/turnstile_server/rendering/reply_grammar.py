@@ -138,7 +138,10 @@ class ReplyGrammar:
     def _probed(self, name: str) -> CallForm | None:
         if self._cut.search(name):
             return None
-        function = {"name": name, "description": "", "parameters": {"type": "object", "properties": {"zq": {}}}}
+        # As a template may ask of any tool: with descriptions and types (Hermes 3's).
+        zq = {"type": "string", "description": "A probe."}
+        parameters = {"type": "object", "properties": {"zq": zq}, "required": []}
+        function = {"name": name, "description": "A probe.", "parameters": parameters}
         tools = (Tool(name, {"type": "function", "function": function}),)
         try:
             text = self._write(

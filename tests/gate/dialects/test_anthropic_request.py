@@ -216,7 +216,7 @@ def test_what_is_obeyed_and_what_is_only_recorded() -> None:
     assert parse(tool_choice={"type": "none"}).parse_calls is False
 
 
-def test_a_forced_call_is_recorded_and_not_obeyed() -> None:
+def test_a_forced_call_is_recorded_and_passed_on() -> None:
     for choice, forced in (({"type": "any"}, ""), ({"type": "tool", "name": TOOL["name"]}, TOOL["name"])):
         call = parse(tools=[TOOL], tool_choice=choice)
         assert (call.forced_call, call.parse_calls, call.asked["tool_choice"]) == (forced, True, choice)

@@ -482,7 +482,7 @@ def test_a_history_of_calls_whose_values_are_text_is_not_parsed_again() -> None:
     assert all(ours is theirs for ours, theirs in zip(first.messages, then.messages, strict=False))
 
 
-def test_a_forced_call_is_recorded_and_not_obeyed() -> None:
+def test_a_forced_call_is_recorded_and_passed_on() -> None:
     tools = [{"functionDeclarations": [{"name": "f"}, {"name": "g"}]}]
     for more, forced in (({}, ""), ({"allowedFunctionNames": ["g"]}, "g")):
         config = {"functionCallingConfig": {"mode": "ANY", **more}}

@@ -429,7 +429,7 @@ def test_a_history_of_items_that_comes_again_gives_the_same_objects() -> None:
     assert [ours is theirs for ours, theirs in zip(first.messages, then.messages[1:], strict=False)] == [True] * 3
 
 
-def test_a_forced_call_is_recorded_and_not_obeyed() -> None:
+def test_a_forced_call_is_recorded_and_passed_on() -> None:
     for choice, forced in (("required", ""), ({"type": "function", "name": "run"}, "run")):
         call = parse(tools=[RUN], tool_choice=choice)
         assert (call.forced_call, call.parse_calls, call.asked["tool_choice"]) == (forced, True, choice)
