@@ -21,6 +21,8 @@
 # make bench    the benchmarks (results are printed, docs/performance.md keeps them)
 # make agents-matrix   every agent against every fault, live, in Docker: docs/agents-matrix.md (AGENTS="a b",
 #               FAULTS="x y", AGAIN=1; RECORD=1 keeps the traffic that the test suite replays)
+# make frameworks   agent frameworks from their index, in an environment of their own, in each of their modes:
+#               writes docs/frameworks.md
 # make recorded-run  the run of real agents that the viewer's tests and pictures show (tests/ui/recorded), in Docker
 # make pictures  the viewer's pictures of the documentation, from that run (docs/pictures)
 # make campaign  random faults against a whole server, and a checker that holds agents, engine and export against each
@@ -44,7 +46,7 @@ INSTALLED := .venv/installed
 RUNS := .venv/runs
 SUITE := $(BIN)/python scripts/suites.py
 
-.PHONY: install model-kits test test-slow test-workers test-browser test-docker test-agents lowest everything engines check lint demo container bench agents-matrix upstream recorded-run pictures campaign harbor docs ui ui-check clean
+.PHONY: install model-kits test test-slow test-workers test-browser test-docker test-agents lowest everything engines check lint demo container bench agents-matrix upstream frameworks recorded-run pictures campaign harbor docs ui ui-check clean
 
 install: $(INSTALLED)
 
@@ -120,6 +122,10 @@ bench: $(INSTALLED)
 agents-matrix: $(INSTALLED)
 	$(BIN)/python benchmarks/agents_matrix $(if $(AGENTS),--agents $(AGENTS)) $(if $(FAULTS),--faults $(FAULTS)) \
 		$(if $(AGAIN)$(RECORD),--again) $(if $(RECORD),--record)
+
+frameworks: $(INSTALLED)
+	PYTHON=$(BIN)/python scripts/install_pinned.sh scripts/frameworks.txt .cache/frameworks
+	RECORD=1 TURNSTILE_FRAMEWORKS_PYTHON=$(CURDIR)/.cache/frameworks/bin/python $(BIN)/python -m pytest -q tests/frameworks
 
 recorded-run: $(INSTALLED)
 	$(BIN)/python benchmarks/agents_matrix/recorded_run.py
