@@ -17,12 +17,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from turnstile.models import Int32Array, Message, Tool
+from turnstile.models import Int32Array, Message, ParseStatus, Tool, ToolCall
 from turnstile_server.engines.embedded.grammars import Grammars
 from turnstile_server.engines.embedded.model import load_tokenizer
 from turnstile_server.rendering.factory import create_renderer
 from turnstile_server.rendering.protocol import ParsedReply
-from turnstile_server.rendering.reply_grammar import ReplyGrammar
+from turnstile_server.rendering.reply_grammar import CallForm, ReplyGrammar
 from turnstile_server.rendering.template import TemplateRenderer
 from turnstile_server.settings import RenderingSettings
 
@@ -140,7 +140,42 @@ def grammar_of(think: tuple[str, str] | None, control: dict[str, int]) -> ReplyG
     def unused(*given: Any) -> Any:
         raise AssertionError(given)
 
-    return ReplyGrammar(control, think, ["<end>"], [9], write=unused, read=unused)
+    return ReplyGrammar(control, think, [], [9], write=unused, read=unused)
+
+
+@pytest.mark.parametrize(
+    ("written", "form"),
+    [
+        ('<turn>\n<call>{"zq":"zq7"}</call>\n<end>\n', CallForm("<call>", "</call>")),
+        ('{"zq": "zq7"}<end>', CallForm("", "")),
+        ('<call>{"zq": "zq7"}{"zq": "zq7"}', None),
+        ("<call><zq>zq7</zq>", None),
+    ],
+)
+def test_the_form_of_a_call_is_what_stands_around_its_arguments(written: str, form: CallForm | None) -> None:
+    def read(text: str, tools: Any) -> ParsedReply:
+        arguments = text.removeprefix("<call>").removesuffix("</call>")
+        return ParsedReply(Message("assistant", tool_calls=(ToolCall("f", arguments),)), (ParseStatus.OK,))
+
+    control = {"<turn>": 1, "<end>": 9, "<call>": 3, "</call>": 4}
+    made = ReplyGrammar(control, None, ["<call>", "</call>"], [9], write=lambda *_: written, read=read)
+    assert made._form("f") == form
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        Message("assistant", "text"),
+        Message("assistant", "text", tool_calls=(ToolCall("f", '{"zq": [1, {"a": "}\\n]"}, null]}'),)),
+        Message("assistant", tool_calls=(ToolCall("g", '{"zq": [1, {"a": "}\\n]"}, null]}'),)),
+        Message("assistant", tool_calls=(ToolCall("f", "{}"),)),
+        Message("assistant", tool_calls=(ToolCall("f", '{"zq": [1, {"a": "}\\n]"}, null]}', own_id="1"),)),
+    ],
+)
+def test_a_form_that_is_not_read_back_as_the_call_is_none(reply: Message) -> None:
+    written = '<call>{"zq": "zq7"}'
+    made = ReplyGrammar({}, None, [], [9], write=lambda *_: written, read=lambda *_: ParsedReply(reply, ()))
+    assert made._form("f") is None
 
 
 def test_a_prompt_that_opens_no_thinking_needs_the_schema_alone() -> None:
@@ -226,6 +261,8 @@ def test_control_tokens_of_a_form_are_asked_for_as_tokens(renderer: Renderers) -
         ("hermes-3", True),
         ("llama-3.1", True),
         ("granite-4.0", True),
+        ("apriel-1.6", True),
+        ("gpt-oss", True),
         ("qwen3-coder", False),  # values without quotes
         ("glm-4.6", False),
         ("kimi-k2", False),  # ids of its own

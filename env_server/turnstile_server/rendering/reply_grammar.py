@@ -47,14 +47,15 @@ class CallForm:
 
 class ReplyGrammar:
     """Writes grammars for one model. ``control``: the ids of its control tokens by text. ``think``: the tags
-    around thinking. ``stop_texts``, ``stop_ids``: the tokens that end a reply. ``write`` gives the text of a reply
-    as the template writes it, and ``read`` the reply that a text is."""
+    around thinking. ``marked``: the control tokens of the tags and of the call format. ``stop_ids``: the tokens
+    that end a reply. ``write`` gives the text of a reply as the template writes it, and ``read`` the reply that a
+    text is."""
 
     def __init__(
         self,
         control: Mapping[str, int],
         think: tuple[str, str] | None,
-        stop_texts: Sequence[str],
+        marked: Sequence[str],
         stop_ids: Sequence[int],
         *,
         write: Callable[[Message, Sequence[Tool]], str],
@@ -63,7 +64,7 @@ class ReplyGrammar:
         self._control = control
         self._cut = re.compile("|".join(map(re.escape, sorted(control, key=len, reverse=True))) or r"(?!)")
         self._think = think
-        self._stop_texts = tuple(stop_texts)
+        self._marked = frozenset(marked)
         self._stop_ids = list(stop_ids)
         self._write, self._read = write, read
         self._forms: OrderedDict[str, CallForm | None] = OrderedDict()
@@ -153,8 +154,11 @@ class ReplyGrammar:
         if len(places) != 1:
             return None
         before, after = text[: places[0].start()], text[places[0].end() :]
-        for stop in self._stop_texts:
-            after = after.partition(stop)[0]
+        # Other control tokens are no part of a call: they open and close the turn.
+        turns = [found for found in self._cut.finditer(before) if found[0] not in self._marked]
+        before = before[turns[-1].end() :] if turns else before
+        end = next((found for found in self._cut.finditer(after) if found[0] not in self._marked), None)
+        after = after if end is None else after[: end.start()]
         form = CallForm(before.lstrip(), after.rstrip())
         parsed = self._read(form.before + _READ_BACK + form.after, tools)
         (read, *more) = parsed.message.tool_calls or (ToolCall("", "null"),)

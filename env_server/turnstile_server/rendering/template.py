@@ -196,7 +196,7 @@ class TemplateRenderer:
         self._grammar = ReplyGrammar(
             control,
             self._tags.think,
-            [token.text for index, token in self._table.control.items() if index in self._stop_ids],
+            self._tags.marked,
             self._stop_ids,
             write=lambda message, tools: self._written(message, tools)[0],
             read=self._read,
