@@ -213,8 +213,8 @@ async def play_frameworks() -> dict[str, Row]:
 def judged(played: PlayedEpisode, refusals: Sequence[str], error: str | None, *, able: bool) -> Cell:
     """The cell of a mode, by the turns' own marks and by what the server refused.
 
-    ``able``: the model does what it is asked. The embedded engine's knows its own tasks alone: nothing follows from a
-    client that gives up at its words.
+    ``able``: the model does what it is asked. The embedded engine's knows its own tasks alone: a client that gives
+    up at its words says nothing about the server.
     """
     if refusals and (error is not None or not played.turns):
         return Cell("refused", noted(refusals[0]))
