@@ -128,7 +128,7 @@ def test_volatile_patterns_may_hold_braces(tmp_path: Path) -> None:
         (GOOD + "comand: [x]\n", "comand"),
         (GOOD.replace("name: mine", "name: external"), "external"),
         (GOOD + "install: {tree: nowhere}\n", "nowhere"),
-        (GOOD + "dialect: telegraph\n", "telegraph.*anthropic, chat, gemini, responses"),
+        (GOOD + "dialect: telegraph\n", "telegraph.*anthropic, chat, completions, gemini, responses"),
         ("name: [", "cannot be read"),
         (
             GOOD + "env: {A: '{modle_url}/v1'}\n",
