@@ -55,7 +55,8 @@ def _wanted() -> set[str]:
     """Every case that is to occur."""
     served = {"thinking_stripped", "renderer_cannot_continue"}  # the renderer's verdicts, not the tree's
     wanted = {f"break:{reason.value}" for reason in BreakReason if reason.value not in served} | {"break:none"}
-    wanted |= {f"cosmetic:{kind.value}" for kind in Cosmetic}
+    # One client's own way, which the random agents do not have: test_flattened_calls.py.
+    wanted |= {f"cosmetic:{kind.value}" for kind in Cosmetic if kind is not Cosmetic.CALLS_AS_TEXT}
     wanted |= {f"retry:{state}:{mark}" for state in EXPECTED_ACTION for mark in ("marked", "unmarked")}
     wanted |= {f"harmless:{how}" for how in HARMLESS} | {f"real:{how}" for how in REAL}
     wanted |= {f"real:{role}" for role in ("system", "user", "tool", "developer")}
