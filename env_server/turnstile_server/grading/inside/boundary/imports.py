@@ -12,7 +12,7 @@ from typing import Any
 
 from .exports import Exports, Rules
 from .guard import may_be_raised
-from .proxies import ModuleProxy, Origin, coroutine_class, make_class, make_instance, root_class
+from .proxies import ModuleProxy, Origin, ProxyClass, coroutine_class, make_class, make_instance, root_class
 from .wire import Decoder, WireError
 
 MAX_BASES = 64
@@ -87,7 +87,7 @@ class Imports:
             bases.append(self._standard_error(base) if named else self._class(base)[0])
         fixed = told["fixed"]
         if told["exception"]:
-            bases = bases or [Exception]
+            bases = self._of_one_kind(bases) or [Exception]
         elif fixed is not None:
             bases = [{one.__name__: one for one in _FIXED}[fixed]]
         else:
@@ -101,6 +101,15 @@ class Imports:
         self._classes[number] = (made, told["copies"])
         self._known[number] = made
         return self._classes[number]
+
+    def _of_one_kind(self, bases: list[type]) -> list[type]:
+        """Strict: those of an exception's bases that go with the first. One that were a ValueError and a TypeError
+        at once would be what any test expects, without the work's having found what is wrong."""
+        kept: list[type] = []
+        for base in bases if self._rules.strict else ():
+            if all(_goes_with(base, other) for other in kept):
+                kept.append(base)
+        return kept if self._rules.strict else bases
 
     def _standard_error(self, said: list[Any]) -> type:
         """A class of exceptions of the standard library, or the nearest that is here."""
@@ -121,10 +130,14 @@ class Imports:
         if isinstance(known, BaseException):
             return known
         if isinstance(told, list):
-            error = _made(self._standard_error(told), args)
+            kind = self._standard_error(told)
+            error = _made(kind, args)
             extra = decoder.decode(attributes)
             if type(extra) is dict:
-                error.__dict__.update({name: value for name, value in extra.items() if type(name) is str})
+                # Not in the place of a method, such as ``with_traceback``.
+                error.__dict__.update(
+                    {name: value for name, value in extra.items() if type(name) is str and not hasattr(kind, name)}
+                )
         else:
             error = _made(self._class(told)[0], args)
             error.__dict__["_boundary_text_"] = _text(text)
@@ -134,6 +147,14 @@ class Imports:
             error.__cause__ = reason
         self._known[number] = error
         return error
+
+
+def _goes_with(one: type, other: type) -> bool:
+    """True if the two classes of exceptions have one most special class of the standard library."""
+    first, second = (
+        next(each for each in kind.__mro__ if not isinstance(each, ProxyClass)) for kind in (one, other)
+    )
+    return issubclass(first, second) or issubclass(second, first)
 
 
 def _made(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:

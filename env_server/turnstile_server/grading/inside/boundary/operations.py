@@ -63,6 +63,17 @@ PREDICATES = frozenset(
     for name in (kind + each for each in names.split())
 )
 """Methods of plain values (text, sets, paths, numbers) that say yes or no of what a test expects of them."""
+SET_METHODS = {
+    "difference": "__sub__",
+    "symmetric_difference": "__xor__",
+    "intersection": "__and__",
+    "union": "__or__",
+}
+"""Those of sets that are operators, by another name."""
+HELD = frozenset(("keys", "values", "items", "index", "count", "find", "rindex", "rfind"))
+"""Methods of containers that say what they hold, and where."""
+JUDGED = PREDICATES | HELD | frozenset(SET_METHODS)
+"""Methods whose answers ``proxy_operators`` weighs."""
 OPERATIONS: dict[str, Callable[..., Any]] = {
     **ARITHMETIC,
     **COMPARISONS,

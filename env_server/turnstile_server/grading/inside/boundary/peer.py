@@ -24,7 +24,7 @@ from .failures import Failures
 from .guard import without_meaning
 from .imports import Imports
 from .mailboxes import Mailboxes
-from .proxies import BoundaryError, origin_of
+from .proxies import BoundaryError
 from .proxy_operators import ProxyOperators
 from .service import Service
 from .wire import Channel, Decoder, Encoder, WireError
@@ -80,23 +80,26 @@ class Peer:
         try:
             next(self._talk(op, args, awaits=False))
         except StopIteration as end:
-            value, raised = end.value
+            value, raised, cancelled = end.value
         else:
             raise BoundaryError("an operation waits outside of an event loop")
         if raised:
-            raise self._believed(value, op, args)
+            raise self._believed(value, op, args, cancelled)
         return self.operators.derived(op, args, value) if self.rules.strict else value
 
     def awaited(self, own: Any) -> Generator[Any, Any, Any]:
         """Runs an awaitable of the other side to its end; the generator of an ``__await__`` here."""
-        value, raised = yield from self._talk("await", (own,), awaits=True)
+        value, raised, cancelled = yield from self._talk("await", (own,), awaits=True)
         if raised:
-            raise self._believed(value, "await", (own,))
+            raise self._believed(value, "await", (own,), cancelled)
         return value
 
-    def _believed(self, error: BaseException, op: str, args: tuple[Any, ...]) -> BaseException:
-        """The exception to raise for one that came. One of this side's own has only come back."""
-        if not self.rules.strict or origin_of(error) is None:
+    def _believed(
+        self, error: BaseException, op: str, args: tuple[Any, ...], cancelled: list[BaseException]
+    ) -> BaseException:
+        """The exception to raise for one that came. One of this side's own may have been kept since another call;
+        ``cancelled``: those of this call's own, by which a test cancelled what it waited for."""
+        if not self.rules.strict or any(error is each for each in cancelled):
             return error
         return without_meaning(error, ends=self.operators.may_end(op, args))
 
@@ -110,14 +113,17 @@ class Peer:
 
     # One conversation
 
-    def _talk(self, op: str, args: tuple[Any, ...], *, awaits: bool) -> Generator[Any, Any, tuple[Any, bool]]:
-        """Its value is the answer, and whether that is an exception to raise: raised in here, a StopIteration
-        would become another."""
+    def _talk(
+        self, op: str, args: tuple[Any, ...], *, awaits: bool
+    ) -> Generator[Any, Any, tuple[Any, bool, list[BaseException]]]:
+        """Its value is the answer, whether that is an exception to raise (raised in here, a StopIteration would
+        become another), and the exceptions that ended what the other side awaited in the meantime."""
         here = self._here
         box = self._mailboxes.own()
         if len(here.partners) > MAX_DEPTH:
             raise RecursionError(f"calls between tests and work are nested deeper than {MAX_DEPTH}")
         serial = next(self._serials)
+        ended: list[BaseException] = []
         encoder = Encoder(self.exports.export)
         self._send({"q": op, "t": here.partners[-1], "f": box.number, "n": serial}, "a", args, encoder)
         while True:
@@ -126,7 +132,7 @@ class Peer:
                 raise BoundaryError(self.lost or "the connection is gone")
             if "q" in message:
                 if awaits and message["q"] == "await":
-                    yield from self._serve_await(message)
+                    yield from self._serve_await(message, ended)
                 else:
                     self._serve(message)
                 continue
@@ -135,7 +141,7 @@ class Peer:
                 continue
             if here.partners[-1] is None:
                 here.partners[-1] = message.get("f")
-            return self._result(message, encoder)
+            return (*self._result(message, encoder), ended)
 
     def _result(self, message: dict[str, Any], encoder: Encoder) -> tuple[Any, bool]:
         decoder = Decoder(self.imports.load, encoder.containers)
@@ -171,13 +177,15 @@ class Peer:
             return
         self._end(message, decoder, before, "r", result)
 
-    def _serve_await(self, message: dict[str, Any]) -> Generator[Any, Any, None]:
+    def _serve_await(self, message: dict[str, Any], ended: list[BaseException]) -> Generator[Any, Any, None]:
         decoder, args = self._begin(message)
         if args is None:
             return
         try:
             result = yield from args[0].__await__()
         except BaseException as error:  # noqa: BLE001 - as above
+            if not isinstance(error, (StopIteration, StopAsyncIteration)):
+                ended.append(error)
             self._end(message, decoder, [], "e", self.service.crossing(error))
             return
         self._end(message, decoder, [], "r", result)

@@ -25,13 +25,16 @@ from .operations import (
     COMPARISONS,
     CONTENTS,
     IN_PLACE,
+    JUDGED,
     MEASURES,
     OPERATIONS,
-    PREDICATES,
 )
 
 _MEMORY = ("__array", "__cuda_array", "__dlpack", "__dataframe", "__buffer")
 """Protocols by which an object names memory of this process, or takes over comparisons (numpy)."""
+
+
+_FIELDS = "__dataclass_fields__"
 
 
 class BoundaryError(BaseException):
@@ -58,7 +61,7 @@ class Operators(Protocol):
 
     def content(self, name: str, own: Any) -> Any: ...
 
-    def predicate(self, name: str, own: Any) -> Any: ...
+    def judged(self, name: str, own: Any) -> Any: ...
 
     def leave(self, own: Any, args: tuple[Any, ...]) -> Any: ...
 
@@ -122,8 +125,8 @@ class ModuleProxy(type(sys)):  # type: ignore[misc] # types.ModuleType
             return origin.peer.ask("names", self)
         if name.startswith("__") and name.endswith("__") and name not in ("__version__", "__author__"):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r} on this side")
-        if name in PREDICATES and origin.given:
-            return origin.peer.operators.predicate(name, self)
+        if name in JUDGED and origin.given:
+            return origin.peer.operators.judged(name, self)
         return origin.peer.ask("get", self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -170,8 +173,10 @@ class ProxyClass(type):
         if name == "__abstractmethods__" or name.startswith(("_boundary_", *_MEMORY)):
             raise AttributeError(name)
         origin = _class_origin(cls)
-        if name in PREDICATES and origin.given:
-            return origin.peer.operators.predicate(name, cls)
+        if name == _FIELDS:
+            return _fields_here(origin.peer, cls)
+        if name in JUDGED and origin.given:
+            return origin.peer.operators.judged(name, cls)
         return origin.peer.ask("get", cls, name)
 
     def __setattr__(cls, name: str, value: Any) -> None:
@@ -194,7 +199,7 @@ class ProxyClass(type):
         return True
 
     def __contains__(cls, item: Any) -> bool:
-        return bool(_class_origin(cls).peer.ask("op", "__contains__", cls, (item,), {}))
+        return _class_origin(cls).peer.operators.contains(cls, item)
 
     def __getitem__(cls, item: Any) -> Any:
         return _class_origin(cls).peer.ask("op", "__getitem__", cls, (item,), {})
@@ -213,9 +218,28 @@ def _origin(proxy: Any) -> Origin:
 def _get(self: Any, name: str) -> Any:
     if name == "_boundary_" or name.startswith(_MEMORY):
         raise AttributeError(name)
-    if name in PREDICATES:
-        return _origin(self).peer.operators.predicate(name, self)
+    if name == _FIELDS:
+        return _fields_here(_origin(self).peer, self)
+    if name in SPECIALS:  # as Python does, that of the class alone counts
+        raise AttributeError(name)
+    if name in JUDGED:
+        return _origin(self).peer.operators.judged(name, self)
     return _origin(self).peer.ask("get", self, name)
+
+
+def _fields_here(peer: Asker, own: Any) -> Any:
+    """The fields of a dataclass, made here: ``dataclasses`` tells them by a mark that it knows by identity, so it
+    would find none in what crosses, and every ``asdict`` be equal to every other."""
+    told = peer.ask("get", own, _FIELDS)
+    module = sys.modules.get("dataclasses")
+    if module is None or type(told) is not dict:
+        return told
+    fields = [
+        (name, object, vars(module)["field"](init=bool(field.init)))
+        for name, field in told.items()
+        if str(field._field_type.name) == "_FIELD"
+    ]
+    return vars(vars(module)["make_dataclass"]("Fields", fields))[_FIELDS]
 
 
 def _set(self: Any, name: str, value: Any) -> None:
@@ -368,8 +392,8 @@ def _error_attribute(self: Any, name: str) -> Any:
     origin = vars(self).get("_boundary_")
     if origin is None or (name.startswith("__") and name.endswith("__")):
         raise AttributeError(name)
-    if name in PREDICATES:
-        return origin.peer.operators.predicate(name, self)
+    if name in JUDGED:
+        return origin.peer.operators.judged(name, self)
     return origin.peer.ask("get", self, name)
 
 

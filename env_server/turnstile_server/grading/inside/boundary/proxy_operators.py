@@ -14,7 +14,7 @@ import numbers
 import secrets
 from typing import Any
 
-from .operations import COMPARISONS, CONTENTS, DISTANCES, STEPS
+from .operations import COMPARISONS, CONTENTS, DISTANCES, PREDICATES, SET_METHODS, STEPS
 from .proxies import Asker, BoundaryError, ModuleProxy, Origin, ProxyClass, origin_of
 from .wire import PLAIN
 
@@ -97,11 +97,15 @@ class ProxyOperators:
         a test expects is the other side's to choose (``assertAlmostEqual``); nor of the object that comes of them
         (``measure``)."""
         result = self._peer.ask("op", name, own, args, {})
-        if not self._strict:
-            return result
-        plain = isinstance(args[0], _DISTANCES) and origin_of(args[0]) is None
+        return self._combined(name, own, args, result) if self._strict else result
+
+    def _combined(self, name: str, own: Any, args: tuple[Any, ...], result: Any) -> Any:
+        """The result of ``own`` and ``args[0]``, if it is believed: nor is an empty value of another type."""
+        distances = (*_DISTANCES, *PLAIN) if name in DISTANCES else _DISTANCES
+        plain = isinstance(args[0], distances) and origin_of(args[0]) is None
         mixes = plain or self._mixed(own) or self._mixed(args[0])
-        if mixes and isinstance(result, _DISTANCES):
+        empty = name in DISTANCES and isinstance(args[0], _DISTANCES) and _is_empty(result)
+        if mixes and (empty or isinstance(result, _DISTANCES)):
             raise self._chosen(name, own)
         if isinstance(origin := origin_of(result), Origin) and origin.peer is self._peer:
             origin.mixed = origin.mixed or mixes
@@ -118,7 +122,7 @@ class ProxyOperators:
         if beside is not None and isinstance(value, (ModuleProxy, ProxyClass)):
             beside.given = beside.given or not (op == "get" and isinstance(own, (ModuleProxy, ProxyClass)))
         if beside is not None and not isinstance(value, (ModuleProxy, ProxyClass)):
-            beside.steps = beside.steps or (op == "get" and args[1] in STEPS) or self.may_end(op, args)
+            beside.steps = beside.steps or (op == "get" and _is_step(own, args[1])) or self.may_end(op, args)
         if origin is None or origin.apart is None:
             return value
         if beside is not None:
@@ -127,14 +131,20 @@ class ProxyOperators:
             raise self._chosen(args[0] if op == "op" else op, own)
         return value
 
-    def predicate(self, name: str, own: Any) -> Any:
-        """A method that says yes or no of what a test expects of a plain value. Strict: of a plain value, here; of
-        no other object, whose word would be the verdict. Raises AttributeError where there is none."""
+    def judged(self, name: str, own: Any) -> Any:
+        """A method that says of a plain value what a test expects of it. Strict: of a plain value, here; of
+        another object, whose word would be the verdict, no yes or no, and no set. Raises AttributeError where
+        there is none."""
         origin = self._origin(own)
-        if origin.copies is not None and hasattr(mine := self.plain(own), name):
+        here = origin.copies is not None and (self._strict or name in PREDICATES)
+        if here and hasattr(mine := self.plain(own), name):
             return getattr(mine, name)
         found = self._peer.ask("get", own, name)
         if not self._strict:
+            return found
+        if name in SET_METHODS:
+            return lambda *args: self._combined(SET_METHODS[name], own, args, found(*args)) if args else found()
+        if name not in PREDICATES:
             return found
 
         def refused(*args: Any, **kwargs: Any) -> Any:
@@ -176,10 +186,16 @@ class ProxyOperators:
         return origin is not None and origin.steps and (op in ("await", "call") or args[0] == "__call__")
 
     def contains(self, own: Any, item: Any) -> bool:
-        """Strict: what has an item does not have random others of its kind, too."""
+        """Strict: what has an item does not have random others of its kind, too. Which of them the test asks for
+        is not to be told by their order."""
+        if not self._strict or origin_of(item) is not None:
+            return bool(self._peer.ask("op", "__contains__", own, (item,), {}))
+        decoys = _decoys(item)
+        first = secrets.randbelow(len(decoys) + 1)
+        before = [self._has(own, decoy) for decoy in decoys[:first]]
         answer = bool(self._peer.ask("op", "__contains__", own, (item,), {}))
-        if answer and self._strict and origin_of(item) is None:
-            self._check_contents(own, item)
+        if answer and all(before) and all(self._has(own, decoy) for decoy in decoys[first:]):
+            raise BoundaryError(f"{type(own).__qualname__}: its objects say that they hold every random value")
         return answer
 
     def _mixed(self, value: Any) -> bool:
@@ -204,16 +220,11 @@ class ProxyOperators:
             if equal:
                 raise BoundaryError(f"{type(own).__qualname__}: its objects say that they equal a random value")
 
-    def _check_contents(self, own: Any, item: Any) -> None:
-        """An object that says it holds an item may not hold just anything."""
-        for decoy in _decoys(item):
-            try:
-                answer = self._peer.ask("op", "__contains__", own, (decoy,), {})
-            except Exception:  # noqa: BLE001 - as above
-                return
-            if not answer:
-                return
-        raise BoundaryError(f"{type(own).__qualname__}: its objects say that they hold every random value")
+    def _has(self, own: Any, decoy: Any) -> bool:
+        try:
+            return bool(self._peer.ask("op", "__contains__", own, (decoy,), {}))
+        except Exception:  # noqa: BLE001 - as above
+            return False
 
     def _origin(self, proxy: Any) -> Origin:
         origin = origin_of(proxy)
@@ -225,13 +236,17 @@ _NO_NUMBER, _NO_ZERO = "no number", "no 0"
 
 
 def _believed(other: Any) -> str | None:
-    """The numbers that are not believed of a difference to ``other``: any number, or 0 alone. None for a number or
-    a time span: a shift by it is no distance. A set that the test names may be taken out of a larger one."""
-    if isinstance(other, _SETS):
+    """The numbers that are not believed of a difference to ``other``: any number, or 0 alone. None for a number: a
+    shift by it is no distance. A set or a span that the test names may be taken out of a larger one."""
+    if isinstance(other, (*_SETS, datetime.timedelta)):
         return _NO_ZERO
     if isinstance(other, datetime.date) or not (isinstance(other, numbers.Number) or type(other) in PLAIN):
         return _NO_NUMBER
     return None
+
+
+def _is_empty(value: Any) -> bool:
+    return value is not NotImplemented and type(value) in PLAIN and not value
 
 
 def _decoys(item: Any) -> list[Any]:
@@ -252,6 +267,13 @@ def _is_unequal(answer: Any) -> bool:
 def _compared(name: str, one: Any, other: Any) -> Any:
     # Not ``one == other``: a NotImplemented is for Python to go on with, as after any special method.
     return getattr(type(one), name)(one, other)
+
+
+def _is_step(own: Any, name: str) -> bool:
+    """True for such a method of an iterator. An object that sends messages has nothing that could be left."""
+    return name in STEPS and any(
+        each in vars(base) for each in ("__next__", "__anext__") for base in type(own).__mro__
+    )
 
 
 def _has_length(own: Any) -> bool:
