@@ -53,6 +53,27 @@ class Hidden(unittest.TestCase):
         pay(till, 17)
         self.assertTrue(till.holds(34))
 """
+RAISES = """
+import unittest
+from mathx import double
+class Hidden(unittest.TestCase):
+    def test_two(self):
+        with self.assertRaises(TypeError):
+            double("2")
+    def test_seventeen(self):
+        with self.assertRaises(ValueError):
+            double(-17)
+"""
+SETS = """
+import unittest
+from mathx import doubles
+class Hidden(unittest.TestCase):
+    def test_two(self):
+        self.assertFalse(doubles([2]).symmetric_difference({4}))
+    def test_seventeen(self):
+        self.assertEqual(doubles([2, 17]).union({4, 34}), {4, 34})
+        self.assertEqual(len(doubles([2, 17])), 2)
+"""
 RUNS_THE_PROGRAM = """
 failed=0
 # 3 4 7
@@ -70,6 +91,8 @@ _IMPORTED: dict[Kind, tuple[dict[str, str], str]] = {
     "module": (_MODULE, HIDDEN),
     "steered": ({"mathx/__init__.py": f"{BUG}async def adouble(n):\n    return n + 1\n"}, STEERED),
     "fake": ({"mathx/__init__.py": "def pay(till, n):\n    till.take(n)\n"}, FAKE),
+    "raises": ({"mathx/__init__.py": BUG}, RAISES),
+    "sets": ({"mathx/__init__.py": "def doubles(many):\n    return set(many)\n"}, SETS),
 }
 _CHECKED: dict[Kind, tuple[dict[str, str], dict[str, str]]] = {
     "program": ({"total.sh": "echo 0\n"}, {"check.sh": RUNS_THE_PROGRAM}),
@@ -81,6 +104,10 @@ GOLD: dict[Kind, dict[str, Content]] = {
     "module": {"mathx/__init__.py": FIX},
     "steered": {"mathx/__init__.py": f"{FIX}async def adouble(n):\n    return 2 * n\n"},
     "fake": {"mathx/__init__.py": "def pay(till, n):\n    till.take(2 * n)\n"},
+    "raises": {
+        "mathx/__init__.py": "def double(n):\n    if n < 0:\n        raise ValueError(n)\n    return 2 * n\n"
+    },
+    "sets": {"mathx/__init__.py": "def doubles(many):\n    return {2 * n for n in many}\n"},
     "program": {"total.sh": "echo $(($1 + $2))\n"},
     "file": {"out.txt": "4711 is the answer\n"},
     "git": {"out.txt": "42\n"},
