@@ -240,3 +240,10 @@ def misled():
     error.with_traceback = "no method"
     error.code = 5
     raise error
+
+
+async def slow(seconds):
+    import asyncio
+
+    await asyncio.sleep(seconds)
+    return 1

@@ -157,6 +157,11 @@ async def queued(value: Any) -> Any:
     return await queue.get()
 
 
+async def in_time(awaited: Any, seconds: float) -> Any:
+    async with asyncio.timeout(seconds):
+        return await awaited
+
+
 def a_and_b(a: Any, b: Any) -> tuple[Any, Any]:
     return a, b
 
@@ -399,6 +404,15 @@ def test_the_work_ends_nothing_by_what_it_kept_of_a_test(liars: Liars) -> None:
     with pytest.raises(ExceptionGroup) as caught:
         asyncio.run(cancelled_again())
     assert caught.group_contains(RuntimeError, match="CancelledError")
+
+
+@pytest.mark.parametrize("waits", [lambda it: asyncio.wait_for(it, 0.4), lambda it: in_time(it, 0.4)])
+def test_a_tests_time_outs_bind_the_work(liars: Liars, waits: Any) -> None:
+    """The event loop stands still while it waits for the work."""
+    lib = liars.started()
+    with pytest.raises(TimeoutError):
+        asyncio.run(waits(lib.slow(0.8)))
+    assert asyncio.run(waits(lib.slow(0.01))) == 1
 
 
 def test_dataclasses_of_the_work_have_their_fields(liars: Liars) -> None:

@@ -206,6 +206,11 @@ def without_meaning(error: BaseException, *, ends: bool) -> BaseException:
     return made
 
 
+def in_event_loop() -> bool:
+    """True where an event loop of asyncio runs in this thread."""
+    return "asyncio" in sys.modules and vars(sys.modules["asyncio"])["_get_running_loop"]() is not None
+
+
 def nearest_builtin(kind: type) -> str:
     """The first base of a class of exceptions that is built in, and may be raised."""
     for base in kind.__mro__:

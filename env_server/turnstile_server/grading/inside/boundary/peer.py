@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Callable, Generator
 from typing import Any
 
 from .changes import same, snapshot
 from .exports import Exports, Rules
 from .failures import Failures
-from .guard import without_meaning
+from .guard import in_event_loop, without_meaning
 from .imports import Imports
 from .mailboxes import Mailboxes
 from .proxies import BoundaryError
@@ -31,6 +32,10 @@ from .wire import Channel, Decoder, Encoder, WireError
 
 MAX_DEPTH = 40
 """Calls within calls back within calls."""
+_A_WHILE_S = 0.005
+_TURNS = 3
+"""Turns of an event loop after a wait, which held it up: its timers are found to be due, what waits for one wakes,
+and what was too late is cancelled."""
 
 
 class Peer:
@@ -89,7 +94,11 @@ class Peer:
 
     def awaited(self, own: Any) -> Generator[Any, Any, Any]:
         """Runs an awaitable of the other side to its end; the generator of an ``__await__`` here."""
+        begun = time.monotonic()
         value, raised, cancelled = yield from self._talk("await", (own,), awaits=True)
+        if self.rules.strict and time.monotonic() - begun > _A_WHILE_S and in_event_loop():
+            for _ in range(_TURNS):
+                yield
         if raised:
             raise self._believed(value, "await", (own,), cancelled)
         return value
