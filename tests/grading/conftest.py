@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 from zlib import crc32
 
 import pytest
+from boundary_support import StartedWork
 from grading_support import NO_AGENTS, SANDBOXES, Watched
 from reward_attacks.attack import RewardAttack
 
@@ -89,23 +89,6 @@ async def provider(request: pytest.FixtureRequest, anyio_backend: str) -> AsyncI
     finally:
         shutil.rmtree(run_dir, ignore_errors=True)
     assert made.left == 0
-
-
-class StartedWork:
-    """A process of this user, in the place of a launched one."""
-
-    def __init__(self, argv: list[str], stdio: tuple[int, int, int]) -> None:
-        self.process = subprocess.Popen(argv, stdin=stdio[0], cwd=FOLDER)
-
-    def fileno(self) -> int:
-        return os.open(os.devnull, os.O_RDONLY)
-
-    def wait(self) -> dict[str, Any]:
-        return {"exit_code": self.process.wait()}
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
 
 
 @pytest.fixture

@@ -22,11 +22,11 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from boundary_support import FOLDER, StartedWork
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from lying_lib import WAYS
 
-from conftest import FOLDER, StartedWork
 from turnstile_server.grading.inside.boundary.operations import OPERATIONS
 from turnstile_server.grading.inside.boundary.proxies import BoundaryError
 from turnstile_server.grading.inside.boundary.work_process import WorkProcess
