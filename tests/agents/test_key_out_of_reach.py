@@ -211,7 +211,7 @@ async def test_the_attack_finds_the_key_of_an_agent_that_shares_the_commands_use
     sandboxes: dict[str, Any], tiny_model: Path, tmp_path: Path
 ) -> None:
     spec = load_registry().get("plain-loop").model_dump(mode="json", exclude_defaults=True)
-    assert "user" not in spec
+    assert spec["user"] == "harness"
     tree = Path(load_registry.__code__.co_filename).parent / "specs" / "loops"
     (tmp_path / "specs").mkdir()
     changed = AgentSpec.model_validate({**spec, "user": "agent", "install": {"tree": str(tree)}})

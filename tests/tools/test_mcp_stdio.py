@@ -140,8 +140,8 @@ async def test_a_response_that_the_server_closes_early_is_fetched(
 async def test_the_session_is_closed_when_the_client_goes(stage: McpStage, episode: PlayedEpisode) -> None:
     async with client_of(stage, episode) as client:
         await client.call_tool("bash", {"command": "true"})
-        await wait_until(lambda: stage.endpoint.requests_in_flight == 1)  # the stream for the server's own news
-    await wait_until(lambda: stage.endpoint.requests_in_flight == 0)
+        assert stage.endpoint.sessions_open == 1
+    await wait_until(lambda: stage.endpoint.sessions_open == 0)
 
 
 async def test_requests_before_the_end_of_the_input_are_answered(stage: McpStage, episode: PlayedEpisode) -> None:

@@ -81,6 +81,10 @@ class McpEndpoint:
         return len(self._sessions)
 
     @property
+    def sessions_open(self) -> int:
+        return sum(sessions.open for sessions in self._sessions.values())
+
+    @property
     def requests_in_flight(self) -> int:
         return sum(sessions.in_flight for sessions in self._sessions.values())
 

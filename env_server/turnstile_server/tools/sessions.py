@@ -49,6 +49,11 @@ class EpisodeSessions:
         self._no_requests = anyio.Event()
 
     @property
+    def open(self) -> int:
+        """Sessions that were opened and not closed."""
+        return len(self._sessions)
+
+    @property
     def in_flight(self) -> int:
         """Requests being served."""
         return len(self._requests)
