@@ -6,7 +6,9 @@ that call. So a format whose arguments are no JSON (tags around bare values), or
 own, has none.
 
 What must hold: whatever a grammar takes, the reply parser reads as the answer or the call that was asked for,
-behind thinking where the model thinks. A control token is asked for as that token, never as its letters.
+behind thinking where the model thinks. A control token is asked for as that token, never as its letters, and in
+grammars of one shape always by the same ids: XGrammar 0.2.7 and 0.2.8 keep masks by the shape alone, so that one
+with another id would get the mask of the first, and the engine gives the call up.
 """
 
 from __future__ import annotations
