@@ -19,7 +19,7 @@ from turnstile.models import Message
 from turnstile_server.capture import Node, TokenTree
 from turnstile_server.capture.keys import tools_key
 from turnstile_server.gate.dialects.anthropic import AnthropicDialect
-from turnstile_server.gate.dialects.base import Dialect
+from turnstile_server.gate.dialects.base import BodyContext, Dialect
 from turnstile_server.gate.dialects.gemini import GeminiDialect
 from turnstile_server.gate.dialects.parse_cache import ParseCache
 from turnstile_server.gate.dialects.responses import ResponsesDialect
@@ -153,7 +153,7 @@ def test_every_call_of_a_dialogue_continues_the_turn_before_it(wiring: Wiring, d
         asked = f"question {seq} to {number}"
         ours.history.append(wiring.user(asked))
         ours.told.append(asked)
-        call = wiring.dialect.parse(json.dumps(wiring.body(ours.history)).encode(), before)
+        call = wiring.dialect.parse(json.dumps(wiring.body(ours.history)).encode(), BodyContext(before))
         offer = tools_key(call.tools, "template")
         match = tree.match(call.messages, call.tools, offer)
         assert match.parent is ours.last

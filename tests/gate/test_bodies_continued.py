@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from turnstile.models import Message, ToolCall
 from turnstile_server.errors import InvalidRequest
 from turnstile_server.gate.dialects import conversations, parse_cache
-from turnstile_server.gate.dialects.base import PROMPT, Dialect, ModelRequest
+from turnstile_server.gate.dialects.base import PROMPT, BodyContext, Dialect, ModelRequest
 from turnstile_server.gate.dialects.json_lists import (
     continued,
     find_few_items,
@@ -159,7 +159,7 @@ def sequences(draw: st.DrawFn) -> tuple[str, list[bytes]]:
 def outcome(dialect: Dialect, body: bytes, before: ParseCache | None) -> tuple[ModelRequest, str] | str:
     """The request, and how it is written: 1 is not 1.0 there."""
     try:
-        request = dialect.parse(body, before, PARAMS)
+        request = dialect.parse(body, BodyContext(before, PARAMS))
         return request, repr(request)
     except InvalidRequest as refused:
         return refused.message
@@ -190,7 +190,7 @@ def test_what_an_agent_appends_is_all_that_is_read(data: st.DataObject) -> None:
         body = json.dumps({dialect.history: items, **tail}).encode()
         new, whole = before.weigh(body, dialect.history)
         assert (new.size < whole.size) is (count > 0)
-        request = dialect.parse(body, before, PARAMS)
+        request = dialect.parse(body, BodyContext(before, PARAMS))
         assert before.continued == count
         if last is not None:
             assert request.tools is last.tools
@@ -238,20 +238,20 @@ def test_only_so_many_bytes_are_remembered(monkeypatch: pytest.MonkeyPatch) -> N
         return json.dumps({"messages": messages}).encode()
 
     for index in range(CONVERSATIONS):
-        chat.parse(body(index, 600), before)
+        chat.parse(body(index, 600), BodyContext(before))
         assert before.size <= 2_000
-    chat.parse(body(0, 5_000), before)
+    chat.parse(body(0, 5_000), BodyContext(before))
     assert before.size == 0
 
 
 def test_a_cache_that_rests_keeps_nothing_and_reads_all_again() -> None:
     before, chat = ParseCache(), BY_NAME["chat"]
     items = [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]
-    first = chat.parse(json.dumps({"messages": items}).encode(), before)
+    first = chat.parse(json.dumps({"messages": items}).encode(), BodyContext(before))
     assert before.size > 0
     before.cool()
     assert before.size == 0
-    then = chat.parse(json.dumps({"messages": [*items, *items]}).encode(), before)
+    then = chat.parse(json.dumps({"messages": [*items, *items]}).encode(), BodyContext(before))
     assert then.messages == (*first.messages, *first.messages)
     assert not any(ours is theirs for ours, theirs in zip(first.messages, then.messages, strict=False))
     assert before.continued == 0
@@ -261,7 +261,7 @@ def test_a_repeated_reply_shares_the_texts_of_the_reply() -> None:
     before, chat = ParseCache(), BY_NAME["chat"]
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"n": 1}'}}
     items: Items = [{"role": "user", "content": "a"}]
-    chat.parse(json.dumps({"messages": items}).encode(), before)
+    chat.parse(json.dumps({"messages": items}).encode(), BodyContext(before))
     reply = Message("assistant", "said so", tool_calls=(ToolCall("f", '{"n": 1}', "c"),))
     before.replied(reply)
     items += [
@@ -269,14 +269,14 @@ def test_a_repeated_reply_shares_the_texts_of_the_reply() -> None:
         {"role": "user", "content": "said so"},
     ]
     body = json.dumps({"messages": items}).encode()
-    request = chat.parse(body, before)
+    request = chat.parse(body, BodyContext(before))
     assert request == chat.parse(body)
     assert request.messages[1] == reply
     assert request.messages[1].content is reply.content
     assert request.messages[1].tool_calls[0].arguments is reply.tool_calls[0].arguments
     for index in range(parse_cache.REPLIED_TEXTS):
         before.replied(Message("assistant", f"{index}"))
-    later = chat.parse(body.replace(b'"a"', b'"b"'), before).messages[1]
+    later = chat.parse(body.replace(b'"a"', b'"b"'), BodyContext(before)).messages[1]
     assert later == reply
     assert later.content is not reply.content
 
@@ -286,7 +286,7 @@ def test_a_branch_leaves_the_longer_history_known() -> None:
     items = [{"role": "user", "content": f"{index}"} for index in range(9)]
     whole, branch = (json.dumps({"messages": some}).encode() for some in (items, [*items[:3], items[8]]))
     for body in (whole, branch, whole, branch):
-        assert chat.parse(body, before) == chat.parse(body)
+        assert chat.parse(body, BodyContext(before)) == chat.parse(body)
     assert before.continued == 3
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping
 from typing import Any
 
 import anyio
@@ -15,9 +14,8 @@ from turnstile_server.errors import TurnstileError
 from turnstile_server.gate import body as gate_body
 from turnstile_server.gate.body import BodyParser
 from turnstile_server.gate.dialects.anthropic import AnthropicDialect
-from turnstile_server.gate.dialects.base import NO_PARAMS, ModelRequest
+from turnstile_server.gate.dialects.base import NO_CONTEXT, BodyContext, ModelRequest
 from turnstile_server.gate.dialects.chat import ChatDialect
-from turnstile_server.gate.dialects.media import REFUSED, Media
 from turnstile_server.gate.dialects.parse_cache import ParseCache
 from turnstile_server.settings import GateSettings
 
@@ -30,15 +28,9 @@ class NotedChat(ChatDialect):
     def __init__(self) -> None:
         self.inline: list[bool] = []
 
-    def parse(
-        self,
-        body: bytes,
-        before: ParseCache | None = None,
-        params: Mapping[str, str] = NO_PARAMS,
-        media: Media = REFUSED,
-    ) -> ModelRequest:
+    def parse(self, body: bytes, context: BodyContext = NO_CONTEXT) -> ModelRequest:
         self.inline.append(threading.current_thread() is threading.main_thread())
-        return super().parse(body, before, params, media)
+        return super().parse(body, context)
 
 
 def chat_body(count: int) -> bytes:

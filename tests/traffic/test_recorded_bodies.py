@@ -10,7 +10,7 @@ import pytest
 
 from agents_matrix.recording import SUFFIX, Call, read
 from turnstile_server.errors import InvalidRequest
-from turnstile_server.gate.dialects.base import ModelRequest, Purpose
+from turnstile_server.gate.dialects.base import BodyContext, ModelRequest, Purpose
 from turnstile_server.gate.dialects.parse_cache import ParseCache
 from turnstile_server.gate.dialects.registry import load_dialects
 from turnstile_server.gate.dialects.router import DialectRouter, Route
@@ -25,7 +25,7 @@ begin a conversation: sub-agents, titles, summaries."""
 
 def parsed(route: Route, body: bytes, before: ParseCache | None) -> ModelRequest | str:
     try:
-        return route.dialect.parse(body, before, route.params)
+        return route.dialect.parse(body, BodyContext(before, route.params))
     except InvalidRequest as refused:
         return refused.message
 

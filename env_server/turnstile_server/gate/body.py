@@ -21,7 +21,7 @@ import anyio.to_thread
 
 from turnstile_server.errors import ContextOverflow, InvalidRequest
 from turnstile_server.gate.bounds import GateBounds
-from turnstile_server.gate.dialects.base import PROMPT, Dialect, ModelRequest
+from turnstile_server.gate.dialects.base import PROMPT, BodyContext, Dialect, ModelRequest
 from turnstile_server.gate.dialects.media import Media
 from turnstile_server.gate.dialects.parse_cache import ParseCache
 from turnstile_server.gate.dialects.tool_lists import ToolLists
@@ -124,7 +124,7 @@ class BodyParser:
     def _parse_small(
         self, dialect: Dialect, body: bytes, before: ParseCache | None, params: Mapping[str, str]
     ) -> ModelRequest:
-        request = dialect.parse(body, before, params, self._media)
+        request = dialect.parse(body, BodyContext(before, params, self._media))
         self._check_values(request, body)
         return request
 
@@ -156,7 +156,7 @@ class BodyParser:
     ) -> ModelRequest:
         most = self._most_values(dialect)
         values = count_values(body, most)
-        request = None if values > most else dialect.parse(body, fresh, params, self._media)
+        request = None if values > most else dialect.parse(body, BodyContext(fresh, params, self._media))
         for message in () if request is None else request.messages:
             for call in message.tool_calls:
                 values += count_values(call.arguments.encode("utf-8", "surrogatepass"), most)

@@ -15,7 +15,7 @@ from mutations import replaced
 from turnstile.models import Message, ToolCall
 from turnstile_server.errors import InvalidRequest
 from turnstile_server.gate.dialects.anthropic import AnthropicDialect
-from turnstile_server.gate.dialects.base import ModelRequest
+from turnstile_server.gate.dialects.base import BodyContext, ModelRequest
 from turnstile_server.gate.dialects.chat import ChatDialect
 from turnstile_server.gate.dialects.parse_cache import ParseCache
 from turnstile_server.gate.dialects.router import DialectRouter
@@ -344,11 +344,11 @@ def test_counting_needs_no_max_tokens() -> None:
     body = json.dumps({"model": "m", "messages": GO}).encode()
     counting = directory.find("/v1/messages/count_tokens", b"beta=true", {})
     assert counting is not None
-    assert counting.dialect.parse(body, None, counting.params).messages == (Message("user", "go"),)
+    assert counting.dialect.parse(body, BodyContext(params=counting.params)).messages == (Message("user", "go"),)
     asking = directory.find("/v1/messages", b"beta=true", {})
     assert asking is not None
     with pytest.raises(InvalidRequest, match="max_tokens"):
-        asking.dialect.parse(body, None, asking.params)
+        asking.dialect.parse(body, BodyContext(params=asking.params))
 
 
 # Parsed before
@@ -364,8 +364,8 @@ def use(value: Any) -> dict[str, Any]:
 
 def test_a_history_that_comes_again_gives_the_same_objects_numbers_in_calls_included() -> None:
     before = ParseCache()
-    first = ANTHROPIC.parse(body(*GO, use(1), user(result("r"))), before)
-    then = ANTHROPIC.parse(body(*GO, use(1), user(result("r")), *GO), before)
+    first = ANTHROPIC.parse(body(*GO, use(1), user(result("r"))), BodyContext(before))
+    then = ANTHROPIC.parse(body(*GO, use(1), user(result("r")), *GO), BodyContext(before))
     assert [ours is theirs for ours, theirs in zip(first.messages, then.messages, strict=False)] == [True] * 3
 
 
@@ -383,8 +383,8 @@ def test_a_history_that_comes_again_gives_the_same_objects_numbers_in_calls_incl
 )
 def test_what_differs_is_parsed(first: list[dict[str, Any]], then: list[dict[str, Any]]) -> None:
     before = ParseCache()
-    ANTHROPIC.parse(body(*first), before)
-    assert ANTHROPIC.parse(body(*then), before) == ANTHROPIC.parse(body(*then))
+    ANTHROPIC.parse(body(*first), BodyContext(before))
+    assert ANTHROPIC.parse(body(*then), BodyContext(before)) == ANTHROPIC.parse(body(*then))
 
 
 # Any JSON
@@ -432,7 +432,7 @@ def call_or_refusal(data: bytes) -> None:
     before = ParseCache()
     for memory in (None, before, before):
         try:
-            call = ANTHROPIC.parse(data, memory)
+            call = ANTHROPIC.parse(data, BodyContext(memory))
         except InvalidRequest:
             continue
         assert call.messages

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from mutations import STRANGE, mutated
 
 from turnstile_server.errors import InvalidRequest
-from turnstile_server.gate.dialects.base import ModelRequest
+from turnstile_server.gate.dialects.base import BodyContext, ModelRequest
 from turnstile_server.gate.dialects.gemini import GeminiDialect
 from turnstile_server.gate.dialects.parse_cache import ParseCache
 
@@ -78,7 +78,7 @@ _json = st.recursive(
 
 def outcome(body: bytes, method: str, before: ParseCache | None = None) -> ModelRequest | str:
     try:
-        return GEMINI.parse(body, before, {"model": "m", "method": method})
+        return GEMINI.parse(body, BodyContext(before, {"model": "m", "method": method}))
     except InvalidRequest as error:
         return error.message
 

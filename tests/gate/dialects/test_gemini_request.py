@@ -10,7 +10,7 @@ import pytest
 
 from turnstile.models import Message, ToolCall
 from turnstile_server.errors import InvalidRequest
-from turnstile_server.gate.dialects.base import ModelRequest
+from turnstile_server.gate.dialects.base import BodyContext, ModelRequest
 from turnstile_server.gate.dialects.gemini import GeminiDialect
 from turnstile_server.gate.dialects.gemini.schema import json_schema
 from turnstile_server.gate.dialects.parse_cache import ParseCache
@@ -21,7 +21,7 @@ Wire = dict[str, Any]
 
 
 def parse(body: Wire, **params: str) -> ModelRequest:
-    return GEMINI.parse(json.dumps(body).encode(), None, {**WHOLE, **params})
+    return GEMINI.parse(json.dumps(body).encode(), BodyContext(params={**WHOLE, **params}))
 
 
 def messages(*contents: Wire) -> tuple[Message, ...]:
@@ -471,14 +471,14 @@ def test_a_history_known_from_before_is_parsed_into_the_same(name: str) -> None:
     first, then = (json.dumps({"contents": contents}).encode() for contents in HISTORIES[name])
     before = ParseCache()
     for body in (first, then, first):
-        assert GEMINI.parse(body, before, WHOLE) == GEMINI.parse(body, None, WHOLE)
+        assert GEMINI.parse(body, BodyContext(before, WHOLE)) == GEMINI.parse(body, BodyContext(params=WHOLE))
 
 
 def test_a_history_of_calls_whose_values_are_text_is_not_parsed_again() -> None:
     contents = [GO, model(function_call(args={"a": "x"}, id="1")), user(result({"output": "y"}, id="1"))]
     before = ParseCache()
-    first = GEMINI.parse(json.dumps({"contents": contents}).encode(), before, WHOLE)
-    then = GEMINI.parse(json.dumps({"contents": [*contents, model(T("z"))]}).encode(), before, WHOLE)
+    first = GEMINI.parse(json.dumps({"contents": contents}).encode(), BodyContext(before, WHOLE))
+    then = GEMINI.parse(json.dumps({"contents": [*contents, model(T("z"))]}).encode(), BodyContext(before, WHOLE))
     assert all(ours is theirs for ours, theirs in zip(first.messages, then.messages, strict=False))
 
 

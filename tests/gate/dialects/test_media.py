@@ -15,7 +15,7 @@ from test_one_dialogue import REPLIES
 
 from turnstile_server.errors import ImagesNotServed
 from turnstile_server.gate.dialects.anthropic import AnthropicDialect
-from turnstile_server.gate.dialects.base import Dialect
+from turnstile_server.gate.dialects.base import BodyContext, Dialect
 from turnstile_server.gate.dialects.chat import ChatDialect
 from turnstile_server.gate.dialects.gemini import GeminiDialect
 from turnstile_server.gate.dialects.media import Media, media_kind
@@ -104,13 +104,15 @@ def body(dialect: str, *items: Wire) -> bytes:
 @pytest.mark.parametrize(("dialect", "kind", "part"), CASES)
 def test_a_part_is_a_text_in_its_place(dialect: str, kind: str, part: Wire) -> None:
     user, result = in_user(dialect, part), in_result(dialect, part, "call_1")
-    asked = DIALECTS[dialect].parse(body(dialect, user, result), None, {"model": "m"}, Media(OMITTED))
+    asked = DIALECTS[dialect].parse(
+        body(dialect, user, result), BodyContext(params={"model": "m"}, media=Media(OMITTED))
+    )
     first, second = asked.messages
     assert (first.role, first.content, first.omitted) == ("user", f"see [{kind} omitted] here", (kind,))
     assert (second.role, second.content, second.omitted) == ("tool", f"see [{kind} omitted]", (kind,))
     for one in (user, result):
         with pytest.raises(ImagesNotServed, match=rf"gate\.images = refuse.*\(here: {kind}\)"):
-            DIALECTS[dialect].parse(body(dialect, one), None, {"model": "m"})
+            DIALECTS[dialect].parse(body(dialect, one), BodyContext(params={"model": "m"}))
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
@@ -120,8 +122,8 @@ def test_a_body_that_continues_gives_what_reading_all_of_it_gives(dialect: str) 
     items = [item for part in parts for item in (in_user(dialect, part), in_result(dialect, part, "call_1"))]
     for count in range(1, len(items) + 1):
         data = body(dialect, *items[:count])
-        continued = DIALECTS[dialect].parse(data, cache, {"model": "m"}, media)
-        assert continued == DIALECTS[dialect].parse(data, None, {"model": "m"}, media)
+        continued = DIALECTS[dialect].parse(data, BodyContext(cache, {"model": "m"}, media))
+        assert continued == DIALECTS[dialect].parse(data, BodyContext(None, {"model": "m"}, media))
     assert cache.continued == len(items) - 1
 
 

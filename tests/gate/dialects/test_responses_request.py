@@ -13,7 +13,7 @@ from mutations import mutated
 
 from turnstile.models import Message, ToolCall
 from turnstile_server.errors import InvalidRequest
-from turnstile_server.gate.dialects.base import ModelRequest, WireTool
+from turnstile_server.gate.dialects.base import BodyContext, ModelRequest, WireTool
 from turnstile_server.gate.dialects.parse_cache import ParseCache
 from turnstile_server.gate.dialects.responses import ResponsesDialect
 from turnstile_server.gate.dialects.responses.items import sealed
@@ -363,7 +363,7 @@ VALID: Wire = {
 
 def parsed(body: bytes, before: ParseCache | None = None) -> ModelRequest | str:
     try:
-        return ResponsesDialect().parse(body, before)
+        return ResponsesDialect().parse(body, BodyContext(before))
     except InvalidRequest as refused:
         return refused.message
 
@@ -422,9 +422,10 @@ def test_a_known_history_of_items_changes_nothing(first: list[Wire], then: list[
 def test_a_history_of_items_that_comes_again_gives_the_same_objects() -> None:
     items: list[Wire] = [{"role": "user", "content": "a"}, reasoning(summary=summary("r")), function_call()]
     before = ParseCache()
-    first = ResponsesDialect().parse(json.dumps({"input": items}).encode(), before)
+    first = ResponsesDialect().parse(json.dumps({"input": items}).encode(), BodyContext(before))
     then = ResponsesDialect().parse(
-        json.dumps({"input": [*items, {"role": "user", "content": "b"}], "instructions": "i"}).encode(), before
+        json.dumps({"input": [*items, {"role": "user", "content": "b"}], "instructions": "i"}).encode(),
+        BodyContext(before),
     )
     assert [ours is theirs for ours, theirs in zip(first.messages, then.messages[1:], strict=False)] == [True] * 3
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Final, Literal, Protocol, runtime_checkable
 
 from turnstile.models import Float32Array, Int32Array, Message, Tool
 from turnstile_server.capture.keys import OfferedTools
@@ -227,6 +227,22 @@ class StreamWriter(Protocol):
 EVENT_STREAM = "text/event-stream; charset=utf-8"
 
 
+@dataclass(frozen=True, slots=True)
+class BodyContext:
+    """What a body is read with."""
+
+    before: ParseCache | None = None
+    """What the episode's earlier calls in this dialect were parsed into; it only saves time. Without it all of the
+    body is read."""
+    params: Mapping[str, str] = field(default_factory=dict)
+    """Named parts of the path, and the query."""
+    media: Media = REFUSED
+    """What stands in the place of parts that are no text, the same in every call of an episode."""
+
+
+NO_CONTEXT: Final = BodyContext()
+
+
 @runtime_checkable
 class Dialect(Protocol):
     """A wire format. Pure and stateless: one instance serves all episodes at once."""
@@ -242,21 +258,10 @@ class Dialect(Protocol):
     @property
     def endpoints(self) -> tuple[Endpoint, ...]: ...
 
-    def parse(
-        self,
-        body: bytes,
-        before: ParseCache | None = None,
-        params: Mapping[str, str] = NO_PARAMS,
-        media: Media = REFUSED,
-    ) -> ModelRequest:
+    def parse(self, body: bytes, context: BodyContext = NO_CONTEXT) -> ModelRequest:
         """The request in the body of a ``TURN`` or ``COUNT`` endpoint.
 
         Raises InvalidRequest, which names the field.
-
-        ``before``: what the episode's earlier calls in this dialect were parsed into; it only saves time. Of a
-        body without it all is read.
-        ``params``: named parts of the path, and the query. ``media``: what stands in the place of parts that are
-        no text, the same in every call of an episode.
         """
         ...
 

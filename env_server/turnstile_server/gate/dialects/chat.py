@@ -28,7 +28,9 @@ from turnstile.models import Message, Role, Tool, ToolCall
 from turnstile_server.errors import InvalidRequest, TurnstileError
 from turnstile_server.gate.dialects.base import (
     EVENT_STREAM,
+    NO_CONTEXT,
     NO_PARAMS,
+    BodyContext,
     Endpoint,
     FinishedReply,
     ModelRequest,
@@ -46,7 +48,7 @@ from turnstile_server.gate.dialects.json import (
     stop_strings,
     text,
 )
-from turnstile_server.gate.dialects.media import REFUSED, Media
+from turnstile_server.gate.dialects.media import Media
 from turnstile_server.gate.dialects.openai import (
     LOGPROBS,
     call_arguments,
@@ -61,7 +63,6 @@ from turnstile_server.gate.dialects.openai import (
     server_event,
     usage_value,
 )
-from turnstile_server.gate.dialects.parse_cache import ParseCache
 from turnstile_server.gate.dialects.read_body import ReadBody, read_body
 from turnstile_server.rendering.protocol import CallDelta, Delta, ReasoningDelta, TextDelta
 
@@ -105,14 +106,8 @@ class ChatDialect:
         endpoint("/v1/models/{model}", Purpose.MODEL),
     )
 
-    def parse(
-        self,
-        body: bytes,
-        before: ParseCache | None = None,
-        params: Mapping[str, str] = NO_PARAMS,
-        media: Media = REFUSED,
-    ) -> ModelRequest:
-        return parse_chat(body, before, media)
+    def parse(self, body: bytes, context: BodyContext = NO_CONTEXT) -> ModelRequest:
+        return parse_chat(body, context)
 
     def count(self, tokens: int) -> bytes:
         raise NotImplementedError(f"{self.name} has no endpoint that counts")
@@ -243,11 +238,11 @@ def _finish(reply: FinishedReply) -> str:
     return reply.finish
 
 
-def parse_chat(body: bytes, before: ParseCache | None = None, media: Media = REFUSED) -> ModelRequest:
+def parse_chat(body: bytes, context: BodyContext = NO_CONTEXT) -> ModelRequest:
     """The request in a Chat Completions body. Raises InvalidRequest, which names the field."""
-    read = read_body(body, HISTORY, before)
+    read = read_body(body, HISTORY, context.before)
     outline = read.outline(_outline, NO_PARAMS)
-    messages = read.messages(lambda item, index: (_message(item, f"messages[{index}]", media),))
+    messages = read.messages(lambda item, index: (_message(item, f"messages[{index}]", context.media),))
     if not messages:
         raise InvalidRequest("messages must have at least one message")
     return replace(outline, messages=messages)

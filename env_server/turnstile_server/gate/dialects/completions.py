@@ -24,8 +24,9 @@ import orjson
 
 from turnstile_server.errors import InvalidRequest
 from turnstile_server.gate.dialects.base import (
-    NO_PARAMS,
+    NO_CONTEXT,
     PROMPT,
+    BodyContext,
     Endpoint,
     FinishedReply,
     ModelRequest,
@@ -37,14 +38,12 @@ from turnstile_server.gate.dialects.base import (
 )
 from turnstile_server.gate.dialects.chat import ChatDialect, ChatStream
 from turnstile_server.gate.dialects.json import flag, kind, positive_int, read_object, recorded, stop_strings, text
-from turnstile_server.gate.dialects.media import REFUSED, Media
 from turnstile_server.gate.dialects.openai import (
     format_schema,
     refuse_logit_bias,
     server_event,
     usage_value,
 )
-from turnstile_server.gate.dialects.parse_cache import ParseCache
 from turnstile_server.rendering.protocol import Delta, TextDelta
 
 DEFAULT_MAX_TOKENS: Final = 16
@@ -86,13 +85,7 @@ class CompletionsDialect(ChatDialect):
     history = PROMPT
     endpoints: tuple[Endpoint, ...] = (endpoint("/v1/completions", Purpose.TURN),)
 
-    def parse(
-        self,
-        body: bytes,
-        before: ParseCache | None = None,
-        params: Mapping[str, str] = NO_PARAMS,
-        media: Media = REFUSED,
-    ) -> ModelRequest:
+    def parse(self, body: bytes, context: BodyContext = NO_CONTEXT) -> ModelRequest:
         return parse_completion(read_object(body))
 
     def reply(self, reply: FinishedReply, request: ModelRequest) -> bytes:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Mapping
 from typing import Any, Literal
 
 import orjson
@@ -22,7 +21,8 @@ from turnstile_server.errors import ContextOverflow, TurnstileError
 from turnstile_server.gate.dialects.anthropic.request import COUNTING, HISTORY, parse_anthropic
 from turnstile_server.gate.dialects.base import (
     EVENT_STREAM,
-    NO_PARAMS,
+    NO_CONTEXT,
+    BodyContext,
     Endpoint,
     FinishedReply,
     ModelRequest,
@@ -33,8 +33,6 @@ from turnstile_server.gate.dialects.base import (
     endpoint,
 )
 from turnstile_server.gate.dialects.json import strict_arguments
-from turnstile_server.gate.dialects.media import REFUSED, Media
-from turnstile_server.gate.dialects.parse_cache import ParseCache
 from turnstile_server.rendering.protocol import CallDelta, Delta, ReasoningDelta, TextDelta
 
 _VERSION = "anthropic-version"
@@ -77,14 +75,8 @@ class AnthropicDialect:
         endpoint("/", Purpose.PROBE),
     )
 
-    def parse(
-        self,
-        body: bytes,
-        before: ParseCache | None = None,
-        params: Mapping[str, str] = NO_PARAMS,
-        media: Media = REFUSED,
-    ) -> ModelRequest:
-        return parse_anthropic(body, before, params, media)
+    def parse(self, body: bytes, context: BodyContext = NO_CONTEXT) -> ModelRequest:
+        return parse_anthropic(body, context)
 
     def count(self, tokens: int) -> bytes:
         return orjson.dumps({"input_tokens": tokens})

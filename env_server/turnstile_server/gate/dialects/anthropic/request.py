@@ -20,7 +20,7 @@ from typing import Any
 
 from turnstile.models import Message, Tool, ToolCall
 from turnstile_server.errors import InvalidRequest
-from turnstile_server.gate.dialects.base import NO_PARAMS, ModelRequest, ToolOffer
+from turnstile_server.gate.dialects.base import NO_CONTEXT, BodyContext, ModelRequest, ToolOffer
 from turnstile_server.gate.dialects.json import (
     dumped,
     flag,
@@ -31,8 +31,7 @@ from turnstile_server.gate.dialects.json import (
     stop_strings,
     text,
 )
-from turnstile_server.gate.dialects.media import REFUSED, Media, TextContent
-from turnstile_server.gate.dialects.parse_cache import ParseCache
+from turnstile_server.gate.dialects.media import Media, TextContent
 from turnstile_server.gate.dialects.read_body import ReadBody, read_body
 from turnstile_server.gate.dialects.tool_choice import CallChoice, forced
 
@@ -60,16 +59,11 @@ _HOSTED = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", 
 _ROLES = ("user", "assistant", "system")
 
 
-def parse_anthropic(
-    body: bytes,
-    before: ParseCache | None = None,
-    params: Mapping[str, str] = NO_PARAMS,
-    media: Media = REFUSED,
-) -> ModelRequest:
+def parse_anthropic(body: bytes, context: BodyContext = NO_CONTEXT) -> ModelRequest:
     """The request in a Messages body. Raises InvalidRequest, which names the field."""
-    read = read_body(body, HISTORY, before)
-    outline = read.outline(_outline, params)
-    messages = read.messages(lambda item, index: _parse(item, index, media))
+    read = read_body(body, HISTORY, context.before)
+    outline = read.outline(_outline, context.params)
+    messages = read.messages(lambda item, index: _parse(item, index, context.media))
     if not messages:
         raise InvalidRequest("messages must have at least one message")
     return replace(outline, messages=(*outline.messages, *messages))

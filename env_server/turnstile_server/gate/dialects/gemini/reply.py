@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Mapping
 from typing import Any, Protocol
 
 import orjson
@@ -27,7 +26,8 @@ from turnstile.models import ToolCall
 from turnstile_server.errors import BudgetExhausted, ContextOverflow, TurnstileError
 from turnstile_server.gate.dialects.base import (
     EVENT_STREAM,
-    NO_PARAMS,
+    NO_CONTEXT,
+    BodyContext,
     Endpoint,
     FinishedReply,
     ModelRequest,
@@ -38,8 +38,6 @@ from turnstile_server.gate.dialects.base import (
 )
 from turnstile_server.gate.dialects.gemini.request import HISTORY, parse_gemini
 from turnstile_server.gate.dialects.json import strict_arguments
-from turnstile_server.gate.dialects.media import REFUSED, Media
-from turnstile_server.gate.dialects.parse_cache import ParseCache
 from turnstile_server.rendering.protocol import CallDelta, Delta, ReasoningDelta, TextDelta
 
 KEY_HEADER = "x-goog-api-key"
@@ -91,14 +89,8 @@ class GeminiDialect:
     history = HISTORY
     endpoints = (*_endpoints("v1beta", None), *_endpoints("v1", KEY_HEADER))
 
-    def parse(
-        self,
-        body: bytes,
-        before: ParseCache | None = None,
-        params: Mapping[str, str] = NO_PARAMS,
-        media: Media = REFUSED,
-    ) -> ModelRequest:
-        return parse_gemini(body, before, params, media)
+    def parse(self, body: bytes, context: BodyContext = NO_CONTEXT) -> ModelRequest:
+        return parse_gemini(body, context)
 
     def count(self, tokens: int) -> bytes:
         return orjson.dumps({"totalTokens": tokens})

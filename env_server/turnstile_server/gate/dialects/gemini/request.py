@@ -15,7 +15,7 @@ from typing import Any
 
 from turnstile.models import Message, ToolCall
 from turnstile_server.errors import InvalidRequest
-from turnstile_server.gate.dialects.base import ModelRequest
+from turnstile_server.gate.dialects.base import BodyContext, ModelRequest
 from turnstile_server.gate.dialects.gemini.schema import call_choice, camel, item, items, json_schema, read_tools
 from turnstile_server.gate.dialects.json import (
     dumped,
@@ -26,7 +26,7 @@ from turnstile_server.gate.dialects.json import (
     stop_strings,
     text,
 )
-from turnstile_server.gate.dialects.media import REFUSED, Media, TextContent, media_kind
+from turnstile_server.gate.dialects.media import Media, TextContent, media_kind
 from turnstile_server.gate.dialects.parse_cache import ParseCache
 from turnstile_server.gate.dialects.read_body import ReadBody, read_body
 
@@ -56,15 +56,13 @@ _WRAPPERS = ("output", "result", "content", "error")
 """Keys in which clients wrap a tool's text, because the wire takes an object only."""
 
 
-def parse_gemini(
-    body: bytes, before: ParseCache | None, params: Mapping[str, str], media: Media = REFUSED
-) -> ModelRequest:
-    """The request in a body. ``params``: ``model`` and ``method`` of the path, ``alt`` of the query.
+def parse_gemini(body: bytes, context: BodyContext) -> ModelRequest:
+    """The request in a body. ``context.params``: ``model`` and ``method`` of the path, ``alt`` of the query.
 
     Raises InvalidRequest, which names the field.
     """
     try:
-        return _call(_read(body, before, params), params, media)
+        return _call(_read(body, context.before, context.params), context.params, context.media)
     except RecursionError:
         raise InvalidRequest("the body is nested too deeply") from None
 

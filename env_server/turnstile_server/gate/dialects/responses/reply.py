@@ -15,7 +15,6 @@ that were streamed. A keep-alive is one more ``response.in_progress``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Literal
 
 import orjson
@@ -24,7 +23,8 @@ from turnstile.models import ToolCall
 from turnstile_server.errors import TurnstileError
 from turnstile_server.gate.dialects.base import (
     EVENT_STREAM,
-    NO_PARAMS,
+    NO_CONTEXT,
+    BodyContext,
     FinishedReply,
     ModelRequest,
     Purpose,
@@ -33,9 +33,7 @@ from turnstile_server.gate.dialects.base import (
     WireTool,
     endpoint,
 )
-from turnstile_server.gate.dialects.media import REFUSED, Media
 from turnstile_server.gate.dialects.openai import error_body, model_body, models_body
-from turnstile_server.gate.dialects.parse_cache import ParseCache
 from turnstile_server.gate.dialects.responses.items import (
     Item,
     call_item,
@@ -63,14 +61,8 @@ class ResponsesDialect:
         endpoint("/v1/responses/input_tokens", Purpose.COUNT),
     )
 
-    def parse(
-        self,
-        body: bytes,
-        before: ParseCache | None = None,
-        params: Mapping[str, str] = NO_PARAMS,
-        media: Media = REFUSED,
-    ) -> ModelRequest:
-        return parse_responses(body, before, media)
+    def parse(self, body: bytes, context: BodyContext = NO_CONTEXT) -> ModelRequest:
+        return parse_responses(body, context)
 
     def count(self, tokens: int) -> bytes:
         return orjson.dumps({"object": "response.input_tokens", "input_tokens": tokens})

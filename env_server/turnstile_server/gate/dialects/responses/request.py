@@ -16,7 +16,7 @@ from typing import Any
 
 from turnstile.models import Message, Role, ToolCall
 from turnstile_server.errors import InvalidRequest
-from turnstile_server.gate.dialects.base import NO_PARAMS, ModelRequest, ToolOffer
+from turnstile_server.gate.dialects.base import NO_CONTEXT, NO_PARAMS, BodyContext, ModelRequest, ToolOffer
 from turnstile_server.gate.dialects.json import (
     dumped,
     flag,
@@ -26,7 +26,7 @@ from turnstile_server.gate.dialects.json import (
     recorded,
     text,
 )
-from turnstile_server.gate.dialects.media import REFUSED, Media
+from turnstile_server.gate.dialects.media import Media
 from turnstile_server.gate.dialects.openai import (
     LOGPROBS,
     call_arguments,
@@ -36,7 +36,6 @@ from turnstile_server.gate.dialects.openai import (
     refuse_logit_bias,
     role_of,
 )
-from turnstile_server.gate.dialects.parse_cache import ParseCache
 from turnstile_server.gate.dialects.read_body import ReadBody, read_body
 from turnstile_server.gate.dialects.responses.items import unsealed
 from turnstile_server.gate.dialects.responses.tools import custom_arguments, joined, offered
@@ -94,9 +93,9 @@ _LOGPROBS = "message.output_text.logprobs"
 _TEXT_PARTS = ("input_text", "output_text", "text")
 
 
-def parse_responses(body: bytes, before: ParseCache | None = None, media: Media = REFUSED) -> ModelRequest:
+def parse_responses(body: bytes, context: BodyContext = NO_CONTEXT) -> ModelRequest:
     """The request in a Responses body. Raises InvalidRequest, which names the field."""
-    read = read_body(body, HISTORY, before)
+    read, media = read_body(body, HISTORY, context.before), context.media
     outline = read.outline(_outline, NO_PARAMS)
     said = read.messages(lambda item, index: _item(item, f"input[{index}]", media), lambda: _input(read.source))
     messages = (*outline.messages, *_without_open_reasoning(said))
