@@ -42,6 +42,12 @@ def test_the_commands_of_root_are_a_build_of_the_image_and_those_of_the_agent_st
     assert found.image == found.build.tag()
 
 
+def test_a_build_has_an_end() -> None:
+    found = task({"user": "root", "run": ["a", "b"]}, setup_timeout_s=float("inf"))
+    assert found.build is not None
+    assert found.build.timeout_s == 86_400
+
+
 def test_the_image_has_the_name_of_what_makes_it() -> None:
     images = [
         task({"user": "root", "run": "touch /a"}).image,
@@ -72,6 +78,23 @@ def test_set_up_of_the_agent_has_two_forms() -> None:
         ({"user": "root", "run": 3}, {}, "setup.run: it must be a list"),
         ({"user": "root", "run": "a", "as": 1}, {}, "setup.as: there is no such field"),
         ({"user": "root", "run": "x" * 100_001}, {}, "100,000 bytes"),
+        ({"user": "root", "run": "a\0"}, {}, "are no text"),
+        ({"user": "root", "run": "\ud800"}, {}, "are no text"),
+        (
+            {"user": "root", "run": "a"},
+            {"setup_timeout_s": "soon"},
+            "setup_timeout_s\n  Input should be a valid number",
+        ),
+        (
+            {"user": "root", "run": "a"},
+            {"setup_timeout_s": None},
+            "setup_timeout_s\n  Input should be a valid number",
+        ),
+        (
+            {"user": "root", "run": "a"},
+            {"setup_timeout_s": -1},
+            "setup_timeout_s\n  Input should be greater than 0",
+        ),
     ],
 )
 def test_what_cannot_be_is_told(setup: object, changes: dict[str, Any], said: str) -> None:

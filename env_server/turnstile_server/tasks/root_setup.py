@@ -6,6 +6,7 @@ what agent and grader have in common, so both find what the commands made, and i
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +20,11 @@ from turnstile_server.tasks.part import TaskPart
 _FOLDER = Path(__file__).with_name("root_image")
 _MOST_BYTES = 100_000
 """The kernel takes 128 KiB in one variable."""
+_NO_TEXT = re.compile("[\0\ud800-\udfff]")
+_LONGEST_S = 86_400.0
+"""A build's time, however long each of its commands may take."""
+SETUP_TIMEOUT_S = 120.0
+"""Time for one command, where the task says none."""
 
 
 class SetupCommands(TaskPart):
@@ -64,13 +70,15 @@ def _read(part: object) -> SetupCommands:
 
 
 def _image(fields: dict[str, Any], commands: list[str]) -> dict[str, Any]:
-    image, timeout_s = fields.get("image"), fields.get("setup_timeout_s", 120.0)
+    image, timeout_s = fields.get("image"), fields.get("setup_timeout_s")
+    if not isinstance(timeout_s, int | float):
+        timeout_s = SETUP_TIMEOUT_S  # another value is refused where the field itself is read
     if not isinstance(image, str):
         raise ValueError("setup: set-up as root makes an image of the task's `image`: name one")
     if fields.get("build") is not None:
         raise ValueError("setup: the task brings a Dockerfile: set-up as root belongs there")
     script = " && ".join(f"/bin/sh -c {shlex.quote(command)}" for command in commands)
-    if len(script.encode()) > _MOST_BYTES or "\0" in script:
+    if len(script.encode(errors="surrogatepass")) > _MOST_BYTES or _NO_TEXT.search(script):
         raise ValueError(
             f"setup: root's commands are no text of at most {_MOST_BYTES:,} bytes; put them into the image"
         )
@@ -78,6 +86,6 @@ def _image(fields: dict[str, Any], commands: list[str]) -> dict[str, Any]:
         _FOLDER,
         _FOLDER / "Dockerfile",
         (("TASK_IMAGE", image), ("TASK_SETUP", script)),
-        timeout_s=float(timeout_s) * len(commands),
+        timeout_s=min(timeout_s * len(commands), _LONGEST_S),
     )
     return {"image": build.tag(), "build": build}
