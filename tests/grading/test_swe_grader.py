@@ -23,6 +23,7 @@ from local import ROOT
 from turnstile.models.evidence import grade_in_words
 from turnstile_server.backends import build_backends
 from turnstile_server.errors import SandboxDeath, SandboxFailed, TaskFailed
+from turnstile_server.grading import package_processes
 from turnstile_server.grading.errors import GraderUnavailable
 from turnstile_server.grading.gold_patch import apply_patch
 from turnstile_server.grading.grader import TaskGrader
@@ -332,6 +333,28 @@ async def test_the_process_is_started_once_kept_and_ended_by_close(starts: Path)
     await worker.close()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+async def test_of_one_package_there_are_so_many_processes_and_no_more(
+    starts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(package_processes, "_PATIENCE_S", 0.05)
+    worker = packages(python(starts, "hangs"), package_timeout_s=60)
+
+    async def refused() -> None:
+        with pytest.raises(GraderUnavailable, match="the server stops"):
+            await ask(worker)
+
+    async with anyio.create_task_group() as group:
+        for _ in range(7):
+            group.start_soon(refused)
+        await wait_until(lambda: starts.exists() and len(pids(starts)) == 4)
+        await anyio.sleep(0.5)
+        assert len(pids(starts)) == 4
+        await worker.close()
+    for pid in pids(starts):
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
 
 
 async def test_a_process_that_dies_is_told_and_the_next_request_starts_another(starts: Path) -> None:
