@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from bounded_commands import Completed
+
 SHOWN: Final = 3
 """Reasons that a row gives, each with its first test."""
 REASON_CHARACTERS: Final = 220
@@ -20,14 +22,6 @@ FAILED: Final = re.compile(
 """A failed test in pytest's summary. In CI the reason is whole, of several lines."""
 NO_TESTS: Final = 5
 """pytest's exit status where every test was left out."""
-
-
-@dataclass(frozen=True, slots=True)
-class Completed:
-    """A command that ended, or was stopped at its time limit (``code`` is None), and what it printed."""
-
-    code: int | None
-    output: str
 
 
 @dataclass(frozen=True, slots=True)

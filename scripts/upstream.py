@@ -14,7 +14,6 @@ status is 1 if something drifted. The last output of each peer's suites lies in 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import datetime
 import json
 import os
@@ -22,13 +21,11 @@ import platform
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
-import time
 import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import distributions
@@ -37,8 +34,8 @@ from typing import Final, NoReturn, Protocol
 
 import yaml
 
+from bounded_commands import adopt_orphans, run
 from suite_results import (
-    Completed,
     SuiteResult,
     cells_of,
     doctor_of,
@@ -48,7 +45,6 @@ from suite_results import (
     result_of_pytest,
 )
 from test_sources import ROOT
-from turnstile_server.demo.local_server import descendants
 
 PAGE: Final = ROOT / "docs" / "upstream.md"
 BEGIN, END = "<!-- written by scripts/upstream.py -->\n", "<!-- to here -->\n"
@@ -66,7 +62,6 @@ SOLVES: Final = (
 )
 PLAYED_AGENTS: Final = ROOT / "tests" / "agents" / "expected.yaml"
 """The agents whose smoke episode has an expected shape; of the others there is only the doctor."""
-PR_SET_CHILD_SUBREAPER: Final = 36
 NEWER_PYTHON: Final = "3.13"
 
 
@@ -473,30 +468,7 @@ def family(name: str) -> list[str]:
     return [name, *sorted(path.stem for path in SPECS.glob("*.yaml") if extends.search(path.read_text("utf-8")))]
 
 
-# Commands: each has a time limit, and nothing that it started is left.
-
-
-def run(command: Sequence[str], limit_s: float, environment: Mapping[str, str] | None = None) -> Completed:
-    """Run a command in the repository. Settings of the caller's own (TURNSTILE_…) do not count."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("TURNSTILE_")}
-    code = None
-    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as printed:
-        process = subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env={**inherited, **(environment or {})},
-            stdin=subprocess.DEVNULL,
-            stdout=printed,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            with suppress(subprocess.TimeoutExpired):
-                code = process.wait(limit_s)
-        finally:
-            stop_all(process)
-        printed.seek(0)
-        return Completed(code, printed.read())
+# Commands, and where they work.
 
 
 def run_or_raise(
@@ -508,30 +480,6 @@ def run_or_raise(
         raise CannotPlay(f"{otherwise}: it did not end within {limit_s:g} s")
     if ended.code != 0:
         raise CannotPlay(f"{otherwise}: {reason_of(ended.output)}")
-
-
-def stop_all(process: subprocess.Popen[bytes]) -> None:
-    """Kill the command's process group, and what left that group: this process is its children's reaper."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    for _ in range(100):
-        with suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        left = descendants(os.getpid())
-        if not left:
-            return
-        for pid, _ in left:
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(0.05)
-
-
-def adopt_orphans() -> None:
-    """Become the parent of what commands leave behind, so that it is found and killed. Linux only."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 @contextmanager

@@ -12,7 +12,8 @@ from packaging.version import Version
 
 import suite_results
 import upstream
-from suite_results import Completed, SuiteResult
+from bounded_commands import Completed
+from suite_results import SuiteResult
 from test_sources import ROOT, modules_of_tests
 from upstream import PEERS, Agent, CannotPlay, Environment, Overlay, Peer, ReplacedPin, Row
 
