@@ -35,6 +35,13 @@ class ImageBuild:
     timeout_s: float = 600.0
     max_bytes: int = 512 << 20
     """Greatest size of the context's files together."""
+    origin: str = ""
+    """What it was made of, for people; empty: its Dockerfile."""
+    timeout_field: str = "build_timeout_sec"
+    """The field of the task that bounds its time."""
+
+    def __str__(self) -> str:
+        return self.origin or str(self.dockerfile)
 
     def tag(self) -> str:
         """The image's name, of the content that the folder has now. Raises ContextProblem, OSError."""
@@ -90,7 +97,7 @@ def _only_from_a_folder(value: object) -> object:
 
 
 def _shown(build: ImageBuild | None) -> str | None:
-    return None if build is None else str(build.dockerfile)
+    return None if build is None else str(build)
 
 
 FolderBuild = Annotated[

@@ -47,6 +47,8 @@ class ImageBuildFailed(ImageUnusable):
 BASES_LABEL = "turnstile.bases"
 """Ids of the images that an image was built from."""
 DOCKER = "docker"
+_SHOWN = 500
+"""Characters of what an image was to be made of, in its error."""
 _DOCKERFILE = ".turnstile.Dockerfile"
 """Its name in what goes to the engine, so that a Dockerfile may lie outside the folder that it copies from."""
 _TAIL = 20
@@ -182,7 +184,7 @@ class TaskImages:
                         lambda api: run.run(api, context), "build an image", timeout_s=build.timeout_s + _GRACE_S
                     )
         except TimeoutError:
-            raise run.failed(f"it took longer than {build.timeout_s:g} s (build_timeout_sec)") from None
+            raise run.failed(f"it took longer than {build.timeout_s:g} s ({build.timeout_field})") from None
         finally:
             run.gone = True
 
@@ -237,7 +239,7 @@ class _Build:
     def failed(self, why: str) -> ImageBuildFailed:
         said = "".join(f"\n  {line}" for line in self._lines)
         return ImageBuildFailed(
-            f"the image of task {self._task.id} cannot be built: {self._build.dockerfile}: {why.strip()}{said}"
+            f"the image of task {self._task.id} cannot be built: {str(self._build)[:_SHOWN]}: {why.strip()}{said}"
         )
 
 

@@ -39,7 +39,7 @@ from turnstile_server.tasks.inner_path import InnerPath
 from turnstile_server.tasks.network import NetworkWish
 from turnstile_server.tasks.part import GraderOptions, ImageTests, TaskPart
 from turnstile_server.tasks.reward import RewardRules
-from turnstile_server.tasks.root_setup import SETUP_TIMEOUT_S, build_root_setup
+from turnstile_server.tasks.root_setup import DEFAULT_S, SetupSeconds, build_root_setup
 from turnstile_server.tasks.script import EnvName, GoldScript, ScriptTests
 from turnstile_server.tasks.steps import StepReward, TaskStep
 
@@ -109,7 +109,7 @@ class Task(TaskPart):
         (),
         description="Shell commands run in the work folder, for agent and grader. With `user: root`: a build.",
     )
-    setup_timeout_s: float = Field(SETUP_TIMEOUT_S, gt=0, description="Time for each of the set-up commands.")
+    setup_timeout_s: SetupSeconds = Field(DEFAULT_S, description="Time for each of the set-up commands.")
     steps: Annotated[tuple[InstanceOf[TaskStep], ...], BeforeValidator(_no_text)] = Field(
         (), description="Played one after another; instruction, script and gold are the first one's. Not in files."
     )

@@ -9,22 +9,32 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from turnstile.models.faults import fault_text
 from turnstile_server.tasks.image_build import ImageBuild
 from turnstile_server.tasks.part import TaskPart
 
+SetupSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+DEFAULT_S: Final = 120.0
+"""Time of one command."""
+
+_SECONDS: TypeAdapter[float] = TypeAdapter(SetupSeconds)
 _FOLDER = Path(__file__).with_name("root_image")
 _MOST_BYTES = 100_000
 """The kernel takes 128 KiB in one variable."""
 _NO_TEXT = re.compile("[\0\ud800-\udfff]")
-_LONGEST_S = 86_400.0
-"""A build's time, however long each of its commands may take."""
-SETUP_TIMEOUT_S = 120.0
-"""Time for one command, where the task says none."""
+_RUN = """\
+run() {
+  /bin/sh -c "$1" && return
+  status=$?
+  printf 'this command of root ended with exit status %s: %s\\n' "$status" "$1" >&2
+  exit "$status"
+}
+"""
+"""A shell's function: a build's error names the whole step alone."""
 
 
 class SetupCommands(TaskPart):
@@ -70,14 +80,12 @@ def _read(part: object) -> SetupCommands:
 
 
 def _image(fields: dict[str, Any], commands: list[str]) -> dict[str, Any]:
-    image, timeout_s = fields.get("image"), fields.get("setup_timeout_s")
-    if not isinstance(timeout_s, int | float):
-        timeout_s = SETUP_TIMEOUT_S  # another value is refused where the field itself is read
+    image = fields.get("image")
     if not isinstance(image, str):
         raise ValueError("setup: set-up as root makes an image of the task's `image`: name one")
     if fields.get("build") is not None:
         raise ValueError("setup: the task brings a Dockerfile: set-up as root belongs there")
-    script = " && ".join(f"/bin/sh -c {shlex.quote(command)}" for command in commands)
+    script = _RUN + "\n".join(f"run {shlex.quote(command)}" for command in commands)
     if len(script.encode(errors="surrogatepass")) > _MOST_BYTES or _NO_TEXT.search(script):
         raise ValueError(
             f"setup: root's commands are no text of at most {_MOST_BYTES:,} bytes; put them into the image"
@@ -86,6 +94,16 @@ def _image(fields: dict[str, Any], commands: list[str]) -> dict[str, Any]:
         _FOLDER,
         _FOLDER / "Dockerfile",
         (("TASK_IMAGE", image), ("TASK_SETUP", script)),
-        timeout_s=min(timeout_s * len(commands), _LONGEST_S),
+        timeout_s=_seconds(fields) * len(commands),
+        origin=f"set-up as root of {image}: {' && '.join(commands)}",
+        timeout_field="setup_timeout_s for each of root's commands",
     )
     return {"image": build.tag(), "build": build}
+
+
+def _seconds(fields: dict[str, Any]) -> float:
+    """The time of one command. What is no time is told by the task's field, so it makes no error here."""
+    try:
+        return _SECONDS.validate_python(fields.get("setup_timeout_s", DEFAULT_S))
+    except ValidationError:
+        return DEFAULT_S
