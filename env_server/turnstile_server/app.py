@@ -76,6 +76,7 @@ from turnstile_server.rendering.no_tokens import NoTokens
 from turnstile_server.rendering.protocol import Renderer
 from turnstile_server.sandboxes.background import BackgroundTasks
 from turnstile_server.settings import Settings
+from turnstile_server.tasks.images import image_warning
 from turnstile_server.tools.endpoint import McpEndpoint
 from turnstile_server.tools.protocol import ToolDirectory
 from turnstile_server.tools.toolbox import Toolbox
@@ -226,6 +227,8 @@ async def start_sandboxes(settings: Settings, backends: Backends, stack: AsyncEx
     tasks = await stack.enter_async_context(BackgroundTasks())
     stack.push_async_callback(_shielded, backends.sandboxes.close)  # after the episodes, which use them
     await backends.sandboxes.start(endpoint, tasks)
+    if (warning := image_warning(backends.tasks, backends.sandboxes.name)) is not None:
+        _LOG.warning("%s", warning)
     return endpoint
 
 

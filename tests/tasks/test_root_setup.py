@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import subprocess
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,12 @@ from typer.testing import CliRunner
 
 from turnstile.cli.app import app
 from turnstile.models import TaskRef
+from turnstile_server.app import start_sandboxes
+from turnstile_server.backends import build_backends
 from turnstile_server.errors import Unprocessable
+from turnstile_server.settings import Settings
+from turnstile_server.tasks.catalog import TaskCatalog
+from turnstile_server.tasks.images import image_warning
 from turnstile_server.tasks.inline import task_from_ref
 from turnstile_server.tasks.model import Task
 
@@ -108,6 +114,28 @@ def test_a_request_has_none() -> None:
     ref = TaskRef.model_validate({**BASE, "setup": {"user": "root", "run": "a"}})
     with pytest.raises(Unprocessable, match="no set-up as root"):
         task_from_ref(ref, allow_inline=True)
+
+
+@pytest.mark.anyio
+async def test_local_sandboxes_say_at_start_which_tasks_they_cannot_play(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rooted = {**BASE, "id": "rooted", "setup": {"user": "root", "run": "a"}, "answer": {"value": "x"}}
+    plain = {"id": "plain", "instruction": "x", "answer": {"value": "x"}}
+    source = tmp_path / "tasks.jsonl"
+    source.write_text("".join(json.dumps(each) + "\n" for each in (rooted, plain)))
+    settings = Settings(data_dir=tmp_path / "data", sandboxes={"kind": "local"}, tasks={"sources": [str(source)]})
+    async with AsyncExitStack() as stack:
+        await start_sandboxes(settings, build_backends(settings), stack)
+    [told] = [record.getMessage() for record in caplog.records if "no images" in record.getMessage()]
+    assert told.endswith("episodes of 1 tasks will fail, because these name one or are set up as root: rooted")
+
+
+def test_what_is_told_of_tasks_in_images_is_bounded() -> None:
+    catalog = TaskCatalog([task([], id=f"task-{number}") for number in range(9)])
+    assert image_warning(catalog, "docker") is None
+    assert image_warning(TaskCatalog([]), "local") is None
+    assert str(image_warning(catalog, "local")).endswith("task-3, task-4, …")
 
 
 QUESTION = {

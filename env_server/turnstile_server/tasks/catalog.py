@@ -70,6 +70,15 @@ class TaskCatalog:
         asked = (_labels(task).get("graded_by", "").split(",") for task in self._tasks.values())
         return {name for names in asked for name in names if name}
 
+    @property
+    def with_images(self) -> Sequence[str]:
+        """Ids of the tasks that name an image."""
+        return [
+            task.id
+            for task in self._tasks.values()
+            if (task.image is not None if isinstance(task, Task) else "image" in task.labels)
+        ]
+
     async def prefetch(self, task_id: str | None) -> None:
         """Reads a task of a large set in a thread, so that ``get`` finds it in memory. Raises TaskFailed."""
         task = self._tasks.get(task_id or "")

@@ -25,6 +25,7 @@ from docker.errors import APIError
 from turnstile_server.errors import TaskFailed, TurnstileError
 from turnstile_server.sandboxes.docker.engine import DockerEngine
 from turnstile_server.settings import SandboxSettings
+from turnstile_server.tasks.catalog import TaskCatalog
 from turnstile_server.tasks.dockerfile import read_dockerfile
 from turnstile_server.tasks.image_build import ContextProblem, ImageBuild
 from turnstile_server.tasks.model import Task
@@ -46,13 +47,16 @@ class ImageBuildFailed(ImageUnusable):
 
 BASES_LABEL = "turnstile.bases"
 """Ids of the images that an image was built from."""
-DOCKER = "docker"
+DOCKER, LOCAL = "docker", "local"
+"""Names of backends: of the one with images, and of the one without."""
 _SHOWN = 500
 """Characters of what an image was to be made of, in its error."""
 _DOCKERFILE = ".turnstile.Dockerfile"
 """Its name in what goes to the engine, so that a Dockerfile may lie outside the folder that it copies from."""
 _TAIL = 20
 _GRACE_S = 30.0
+_NAMED = 5
+"""Tasks that a warning names."""
 
 Report = Callable[[Task, str], None]
 
@@ -241,6 +245,18 @@ class _Build:
         return ImageBuildFailed(
             f"the image of task {self._task.id} cannot be built: {str(self._build)[:_SHOWN]}: {why.strip()}{said}"
         )
+
+
+def image_warning(tasks: TaskCatalog, backend: str) -> str | None:
+    """What to tell at start where ``backend`` has no images, and tasks are in some."""
+    lost = tasks.with_images if backend == LOCAL else ()
+    if not lost:
+        return None
+    named = ", ".join(lost[:_NAMED]) + (", …" if len(lost) > _NAMED else "")
+    return (
+        f"local sandboxes have no images, only Docker has (sandboxes.kind): episodes of {len(lost)} tasks will "
+        f"fail, because these name one or are set up as root: {named}"
+    )
 
 
 def _unreadable(task: Task, error: Exception) -> ImageBuildFailed:
