@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -152,6 +153,19 @@ async def test_what_a_stopped_agent_had_printed_is_in_its_record(server: Episode
     shown = await server.ended(created)
     assert (shown["status"], shown["agent_exit_code"]) == ("timed_out", None)
     assert shown["agent_output"] == "waiting for a server"
+
+
+@pytest.mark.parametrize("stopped", [True, False])
+async def test_a_key_that_an_agent_prints_is_not_in_its_record(server: EpisodeServer, stopped: bool) -> None:
+    created = await server.play(limits={"wall_s": 0.2 if stopped else 60})
+    process = await server.provider.agent()
+    key = process.command.env["KEY"]
+    process.printed = f"KEY={key} URL=x".encode()
+    if not stopped:
+        process.end(result(1, process.printed))
+    shown = await server.ended(created)
+    assert shown["agent_output"] == "KEY=[the episode's key] URL=x"
+    assert key not in json.dumps(shown)
 
 
 async def test_no_more_than_max_running_are_played_at_once(tiny_model: Path, tmp_path: Path) -> None:

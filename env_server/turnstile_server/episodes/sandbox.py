@@ -30,7 +30,6 @@ from turnstile_server.sandboxes.protocol import (
     HOMES,
     IMAGE_PYTHON,
     Command,
-    ExecResult,
     Process,
     Sandbox,
     SandboxSpec,
@@ -45,6 +44,9 @@ _LOG = logging.getLogger(__name__)
 
 _HELPER_S = 30.0
 """Time to ask an image for its Python version, and to kill an agent."""
+
+_KEY = "[the episode's key]"
+"""Stands for it in an agent's output."""
 
 _LAST_OUTPUT_S = 2.0
 """Time from the kill of an agent until its output is complete. What it left running may hold the output open."""
@@ -185,18 +187,18 @@ class EpisodeSandbox:
         try:
             result = await process.wait()
         except BaseException:
-            await self._kill(process)
+            await self._kill(process, episode_key)
             raise
-        output = _text_of(result)
-        reported = read_ending(agent.end, result.stdout.decode(errors="replace"))
-        return AgentEnd(result.exit_code, output, reported)
+        printed, said = _text_of(result.stdout, episode_key), _text_of(result.stderr, episode_key)
+        return AgentEnd(result.exit_code, printed + said, read_ending(agent.end, printed))
 
-    async def _kill(self, process: Process) -> None:
+    async def _kill(self, process: Process, episode_key: str) -> None:
         """Kills the agent and keeps what it had printed, which is often the only hint of why it hung."""
         with anyio.move_on_after(_HELPER_S, shield=True):
             await process.kill()
         with anyio.move_on_after(_LAST_OUTPUT_S, shield=True), contextlib.suppress(SandboxFailed):
-            self.killed_output = _text_of(await process.wait())
+            result = await process.wait()
+            self.killed_output = _text_of(result.stdout + result.stderr, episode_key)
 
     async def death(self) -> SandboxFailed:
         """Waits as long as the sandbox lives; returns the error to raise. For external agents, which end
@@ -266,8 +268,10 @@ class EpisodeSandbox:
                 await sandbox.destroy()
 
 
-def _text_of(result: ExecResult) -> str:
-    return (result.stdout + result.stderr).decode(errors="replace")
+def _text_of(printed: bytes, episode_key: str) -> str:
+    """Without the episode's key: records, exports and the viewer show what agents print, who may dump their
+    environment."""
+    return printed.decode(errors="replace").replace(episode_key, _KEY)
 
 
 async def missing_programs(sandbox: Sandbox, programs: Sequence[str]) -> list[str]:
