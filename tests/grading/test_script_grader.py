@@ -115,6 +115,16 @@ async def test_a_work_that_spoils_its_own_reward_scores_0_where_the_untouched_ta
 
 
 @IN_DOCKER
+async def test_the_untouched_task_has_the_time_of_a_grading_for_itself(provider: Watched) -> None:
+    """Else a work that takes all the time of a long script would be the infrastructure's failure."""
+    how = ". ./work.txt\nsleep 3; echo 0.5 > /logs/verifier/reward.txt\n"
+    hanging = Work(archive=tar({"work.txt": "sleep 30\n"}))
+    grade = await grader(provider, timeout_s=7, attempts=1).grade(the_task(how, timeout_s=5), hanging)
+    assert grade.reward == 0.0
+    assert "it ran longer than 5 s; of the untouched task it gives one" in grade.detail["script"]["note"]
+
+
+@IN_DOCKER
 async def test_a_reward_file_that_the_tests_do_not_name_is_the_works_own(provider: Watched) -> None:
     how = "echo 0 > /logs/verifier/reward.txt; bash work.txt\n"
     forging = "name=json; echo '{\"reward\": 1}' > /logs/verifier/reward.$name\n"

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -90,6 +91,10 @@ class _Attempt:
         )
 
 
+_TIME: ContextVar[anyio.CancelScope] = ContextVar("_TIME")
+"""Bounds the grading in which a judge is asked."""
+
+
 class JudgedCopies:
     """Makes the copies, at most ``grading.parallel`` at once over all graders."""
 
@@ -108,7 +113,8 @@ class JudgedCopies:
             return _none(judge, "no work was handed in")
         attempts: list[_Attempt] = []
         async with self._places.place(work.span):
-            with anyio.move_on_after(self._settings.timeout_s):
+            with anyio.move_on_after(self._settings.timeout_s) as time:
+                _TIME.set(time)
                 for _ in range(self._settings.attempts):
                     attempts.append(_Attempt())
                     try:
@@ -150,10 +156,12 @@ class JudgedCopies:
     async def judge_untouched(self, task: Task, judge: Callable[[Sandbox], Awaitable[None]]) -> None:
         """``judge`` in the task as it begins, in a sandbox of its own, to whose work folder the tests may write,
         as where a work is. Not where a task of this content is known to have been judged: whether any work can be
-        is the task's alone. Raises as ``judged`` and ``judge`` do."""
+        is the task's alone. The time of a grading begins again, so that a work that uses it up is not the
+        infrastructure's failure. Only while a work is ``judged``. Raises as ``judged`` and ``judge`` do."""
         digest = await anyio.to_thread.run_sync(self._sound.digest, task)
         if digest in self._sound.known:
             return
+        _TIME.get().deadline = anyio.current_time() + self._settings.timeout_s
         async with self.without_work(task) as sandbox:
             await self._run_diff(sandbox, task, None, ())
             await judge(sandbox)
