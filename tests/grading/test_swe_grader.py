@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import signal
 import sys
 import tempfile
 import threading
@@ -395,6 +396,54 @@ async def test_close_ends_the_requests_that_are_answered_or_wait_and_refuses_lat
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
     assert len(pids(starts)) <= 1
+
+
+async def test_a_busy_package_has_four_processes_and_a_cancelled_request_leaves_its_place(
+    starts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(package_processes, "_PATIENCE_S", 0.05)
+    worker = packages(python(starts, "hangs"), package_timeout_s=60)
+    told: list[str] = []
+
+    async def refused() -> None:
+        with pytest.raises(GraderUnavailable) as error:
+            await ask(worker)
+        told.append(error.value.message)
+
+    scopes = [anyio.CancelScope() for _ in range(5)]
+
+    async def cancelled(scope: anyio.CancelScope) -> None:
+        with scope:
+            await ask(worker)
+
+    with anyio.fail_after(30):
+        async with anyio.create_task_group() as group:
+            for scope in scopes:
+                group.start_soon(cancelled, scope)
+            group.start_soon(refused)
+            await wait_until(lambda: starts.exists() and len(pids(starts)) == 4)
+            await anyio.sleep(0.5)
+            assert len(pids(starts)) == 4
+            for scope in scopes:
+                scope.cancel()
+            # The request that waited has one of the four places; its process is a new one.
+            await wait_until(lambda: len(pids(starts)) == 5)
+            await worker.close()
+    assert [message.rpartition(": ")[2] for message in told] == ["the server stops"]
+    for pid in pids(starts):
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+async def test_a_process_that_dies_while_nobody_asks_is_made_again(starts: Path) -> None:
+    worker = packages(python(starts))
+    assert await ask(worker) == {"script": "x"}
+    (pid,) = pids(starts)
+    os.kill(pid, signal.SIGKILL)
+    await anyio.sleep(0.3)
+    assert await ask(worker) == {"script": "x"}
+    assert len(pids(starts)) == 2
+    await worker.close()
 
 
 async def test_a_machine_without_room_for_temporary_files_is_told(
