@@ -207,7 +207,7 @@ async def test_an_agent_that_does_not_do_as_it_is_told_is_shown_with_what_was_ca
     able = await told("able")
     assert (able["passed"], able["tools"]) == ("True", "called: bash 1; offered: bash")
     unable_said = await told("unable")
-    assert unable_said["tool calls"].startswith("0; none of the tools that it offered takes a shell command")
+    assert unable_said["tool calls"].startswith("0; of the tools that it offered the policy knows none as a shell")
     assert unable_said["tools"] == "called: none; offered: look"
     assert (await told("deaf"))["tool calls"] == "0; the policy called one, and no result came back to the model"
     apart_said = await told("apart")

@@ -42,6 +42,7 @@ OTHERS = EDITOR | tool("Read", {"file_path": TEXT}) | tool("write_stdin", {"sess
         (tool("Bash", {"command": TEXT, "timeout": {"type": "number"}}), {"command": "ls"}),
         (tool("exec_command", {"cmd": TEXT, "workdir": TEXT}), {"cmd": "ls"}),
         (tool("developer__shell", {"command": TEXT}), {"command": "ls"}),
+        (tool("sh", {"command": TEXT}), {"command": "ls"}),
         (tool("run_commands", {"commands": {"type": "array", "items": TEXT}}), {"commands": ["ls"]}),
         (
             tool("bash", {"command": TEXT, "description": TEXT}, ["command", "description"]),

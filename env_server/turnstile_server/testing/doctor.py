@@ -238,7 +238,10 @@ def _unanswered(played: PlayedEpisode) -> str | None:
     if not played.turns:
         return None
     if not _called(played):
-        return "none of the tools that it offered takes a shell command, so the policy called none"
+        return (
+            "of the tools that it offered the policy knows none as a shell, and called none: one that takes a "
+            "`command` and is named `bash`, `shell`, `sh` or the like, or whose description speaks of a shell"
+        )
     return "the policy called one, and no result came back to the model"
 
 

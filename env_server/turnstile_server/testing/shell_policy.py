@@ -36,6 +36,7 @@ SHELL_NAMES = (
     "run_commands",
     "execute_command",
     "run_terminal_cmd",
+    "sh",
 )
 """Names of the tool, without a prefix that ends in `__`, `.`, `/` or `:`."""
 
