@@ -210,8 +210,8 @@ class GradingSettings(BoundedSection):
         7200.0,
         gt=0,
         description="Time for one grading, including its sandbox. After it the reward is 0 if the work was in the "
-        "sandbox, unless something outside ended that; else there is none. The untouched task that a script or row "
-        "of SWE-bench has to judge as well has as much for itself.",
+        "sandbox, unless something outside ended that; else there is none. The untouched task that a script or "
+        "row of SWE-bench has to judge as well has as much for itself.",
     )
     attempts: int = Field(2, ge=1, description="Attempts at a grading that the infrastructure fails.")
     retries: int = Field(
