@@ -390,6 +390,58 @@ def test_a_call_that_its_grammar_ends_leaves_the_others_alone(
     assert ended["free"].finish == {"type": "length", "length": 5}
 
 
+def nested(depth: int) -> str:
+    return '{"properties":{"a":' * depth + "{}" + "}}" * depth
+
+
+@pytest.mark.parametrize(
+    ("schema", "named"),
+    [
+        (json.dumps({"type": "integer", "multipleOf": 999_983}), "multipleOf"),
+        (json.dumps({"allOf": [{"multipleOf": 997}, {"multipleOf": 0.99}], "type": "number"}), "multipleOf"),
+        (json.dumps({"type": "array", "items": [{"type": "number", "multipleOf": 1e30}]}), "multipleOf"),
+        (json.dumps({"properties": {f"p{index}": {"type": "string"} for index in range(5_000)}}), "too big"),
+        (nested(100), "recursion"),
+        (nested(500), "nested too deep"),
+    ],
+)
+async def test_a_schema_that_would_take_long_or_goes_too_deep_is_refused(
+    compiled: Grammars, schema: str, named: str
+) -> None:
+    with pytest.raises(GrammarRefused, match=named):
+        await compiled.constraint([1], (), json_schema=schema)
+
+
+async def test_usual_multiples_are_held(compiled: Grammars) -> None:
+    usual = [5, 10, 15, 100, 0.25, 1000]
+    members = {f"p{index}": {"type": "number", "multipleOf": value} for index, value in enumerate(usual)}
+    fine = {"type": "number", "multipleOf": 0.000001}
+    for schema in ({"type": "object", "properties": members}, fine):
+        await compiled.constraint([1], (), json_schema=json.dumps(schema))
+
+
+async def test_earlier_calls_do_not_use_up_the_states_of_a_grammar(
+    compiled: Grammars, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammars_module, "MOST_STATES", 3_000)
+    many_states = json.dumps({"type": "string", "pattern": "^(a|b)*a(a|b){300}$"})
+    ended = 0
+    for seed in range(40):
+        constraint = await compiled.constraint([end_of(tiny_model)], (), json_schema=many_states)
+        try:
+            written(constraint, end_of(tiny_model), seed=seed, most=30)
+        except GrammarRefused:
+            ended += 1
+            constraint = await compiled.constraint([end_of(tiny_model)], (), json_schema=many_states)
+            assert written(constraint, end_of(tiny_model), seed=seed, most=5)
+    assert ended, "the states of all calls together were never too many"
+
+    monkeypatch.setattr(grammars_module, "MOST_MASKS", 50)
+    for seed in range(40):
+        constraint = await compiled.constraint([end_of(tiny_model)], (), json_schema=many_states)
+        assert written(constraint, end_of(tiny_model), seed=seed, most=30)
+
+
 async def test_a_slow_tokenizer_is_told(tiny_model: Path) -> None:
     with pytest.raises(GrammarRefused, match="tokenizer"):
         await Grammars(object(), 10, 1).constraint([1], (), json_schema="{}")

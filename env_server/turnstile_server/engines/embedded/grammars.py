@@ -1,8 +1,9 @@
 """Constrained decoding in the embedded engine: a grammar is compiled by ``llguidance`` and masks the vocabulary.
 
 What must hold: compiling never holds up the event loop nor the scheduler's thread, and is bounded in size and in
-work; a grammar that cannot be compiled is refused before its call is queued, with the library's words (which name
-the keyword of the schema); a constraint sees each token of its completion once, in order.
+work, whatever an agent writes; a grammar that cannot be compiled is refused before its call is queued, with the
+library's words (which name the keyword of the schema); a constraint sees each token of its completion once, in
+order; a call is refused for its own work, never for that of earlier calls with the same grammar.
 
 llguidance and not XGrammar: it refuses keywords that it cannot hold instead of leaving them out, compiles in
 milliseconds because it computes masks as they are needed, and needs no torch of its own.
@@ -34,9 +35,17 @@ MOST_BYTES: Final = 1 << 18
 """Longest text of a grammar."""
 MOST_SYMBOLS: Final = 100_000
 """Symbols of a compiled grammar: a fifth of a second."""
+MOST_FUEL: Final = 50_000
+"""The library's measure for the texts and patterns of a grammar: some 2,000 members, which take half a second. The
+time is quadratic in them."""
+MOST_STATES: Final = 100_000
+"""States of the lexer of one compiled grammar, which the library keeps for all its calls: up to 100 MB."""
+MOST_MASKS: Final = 10_000
+"""Masks of one compiled grammar, after which the next call has it compiled anew, so that earlier calls' states do
+not use up its own."""
 MESSAGE_CHARS: Final = 500
 """Longest message of the library that a refusal repeats."""
-KEPT_GRAMMARS: Final = 64
+KEPT_GRAMMARS: Final = 32
 """Compiled grammars that are kept, the latest used."""
 
 
@@ -48,14 +57,31 @@ class GrammarRefused(Exception):
     """The grammar cannot be held; the message says why and what to change."""
 
 
+class CompiledGrammar:
+    """A grammar at its beginning. Calls follow copies of it, which share the states of its lexer."""
+
+    def __init__(self, matcher: LLMatcher) -> None:
+        self.matcher = matcher
+        self.masks = 0
+        """Masks of all its calls; counted by the scheduler's thread alone."""
+        self.full = False
+        """The work of a call exceeded its bounds; perhaps it was that of all calls together."""
+
+    @property
+    def worn(self) -> bool:
+        """True where the next call should have it compiled anew."""
+        return self.full or self.masks >= MOST_MASKS
+
+
 class Constraint:
     """The state of one call's grammar. Used by one thread at a time.
 
     ``stop_ids``: the ids that end the call. They are allowed where the grammar may end, and only there.
     """
 
-    def __init__(self, matcher: LLMatcher, vocab_size: int, stop_ids: Iterable[int]) -> None:
-        self._matcher = matcher
+    def __init__(self, grammar: CompiledGrammar, vocab_size: int, stop_ids: Iterable[int]) -> None:
+        self._grammar = grammar
+        self._matcher = grammar.matcher.deep_copy()
         self._vocab_size = vocab_size
         self._stop_ids = sorted(stop for stop in stop_ids if stop < vocab_size)
 
@@ -66,13 +92,22 @@ class Constraint:
             allowed = np.zeros(self._vocab_size, np.bool_)
             allowed[self._stop_ids] = True
             return torch.from_numpy(allowed)
+        self._grammar.masks += 1
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        self._check("is too complex to be followed")
+        if self._matcher.is_error():
+            self._grammar.full = True
+            words = _words(self._matcher.get_error())
+            raise GrammarRefused(f"the format of the answer is too complex to be followed: {words}")
         allowed = np.unpackbits(bits, count=self._vocab_size, bitorder="little").astype(np.bool_)
         may_end = self._matcher.is_accepting()
         for stop in self._stop_ids:
             allowed[stop] = may_end or (bool(allowed[stop]) and self._ends_with(stop))
         return torch.from_numpy(allowed)
+
+    def takes_all(self, tokens: Sequence[int]) -> bool:
+        """Takes the tokens that an earlier part of the completion sampled; False where they are not of the
+        grammar."""
+        return not tokens or self._matcher.consume_tokens(list(tokens))
 
     def take(self, token: int) -> None:
         """The call's next token, which the mask allowed. A stop id ends the call, and no grammar need have it."""
@@ -89,10 +124,6 @@ class Constraint:
         after = self._matcher.deep_copy()
         return after.consume_token(stop) and after.is_accepting()
 
-    def _check(self, what: str) -> None:
-        if self._matcher.is_error():
-            raise GrammarRefused(f"the format of the answer {what}: {_words(self._matcher.get_error())}")
-
 
 class Grammars:
     """Compiles grammars for the vocabulary of ``tokenizer`` (a fast one of ``transformers``), which may be smaller
@@ -104,7 +135,7 @@ class Grammars:
         self._end_id = end_id
         self._vocabulary: LLTokenizer | None = None
         self._one = anyio.CapacityLimiter(1)
-        self._compiled: OrderedDict[bytes, LLMatcher | str] = OrderedDict()
+        self._compiled: OrderedDict[bytes, CompiledGrammar | str] = OrderedDict()
         """By content: the grammar at its beginning, or why it is refused."""
 
     @staticmethod
@@ -135,22 +166,31 @@ class Grammars:
             raise GrammarRefused(f"a grammar may have {MOST_BYTES} characters, this one has {len(text)}")
         is_tag = json_schema is None
         key = hashlib.sha256((b"tag " if is_tag else b"schema ") + text.encode("utf-8", "replace")).digest()
-        if key not in self._compiled:
+        found = self._kept(key)
+        if found is None:
             async with self._one:  # the thread has it to its end, so what it compiled is found by the next
-                if key not in self._compiled:
-                    self._compiled[key] = await anyio.to_thread.run_sync(self._compile, text, is_tag)
+                found = self._kept(key)
+                if found is None:
+                    found = await anyio.to_thread.run_sync(self._compile, text, is_tag)
+                    self._compiled[key] = found
                     while len(self._compiled) > KEPT_GRAMMARS:
                         self._compiled.popitem(last=False)
-        found = self._compiled[key]
-        self._compiled.move_to_end(key)
         if isinstance(found, str):
             raise GrammarRefused(found)
-        matcher = found.deep_copy()
-        if before and not matcher.consume_tokens(list(before)):
+        constraint = Constraint(found, self._vocab_size, stop_ids)
+        if not constraint.takes_all(before):
             raise GrammarRefused("the tokens before do not have the format of the answer")
-        return Constraint(matcher, self._vocab_size, stop_ids)
+        return constraint
 
-    def _compile(self, text: str, is_tag: bool) -> LLMatcher | str:
+    def _kept(self, key: bytes) -> CompiledGrammar | str | None:
+        """What is kept for the key; None where it is to be compiled."""
+        found = self._compiled.get(key)
+        if found is None or (isinstance(found, CompiledGrammar) and found.worn):
+            return None
+        self._compiled.move_to_end(key)
+        return found
+
+    def _compile(self, text: str, is_tag: bool) -> CompiledGrammar | str:
         """Runs in a thread. The library lets other threads run while it compiles, and not while it reads the
         tokenizer, which is done once."""
         from llguidance import LLMatcher, LLParserLimits, LLTokenizer  # noqa: PLC0415 - optional
@@ -165,11 +205,16 @@ class Grammars:
                 self._vocabulary = LLTokenizer(written, n_vocab=self._vocab_size, eos_token=self._end_id)
             except (AttributeError, ValueError) as error:
                 return f"this model's tokenizer cannot be constrained ({error})"
-        limits = LLParserLimits(max_grammar_size=MOST_SYMBOLS, verbose_errors=False)
+        limits = LLParserLimits(
+            max_grammar_size=MOST_SYMBOLS,
+            initial_lexer_fuel=MOST_FUEL,
+            max_lexer_states=MOST_STATES,
+            verbose_errors=False,
+        )
         matcher = LLMatcher(self._vocabulary, lark, log_level=0, limits=limits)
         if matcher.is_error():
             return f"the format of the answer cannot be held: {_words(matcher.get_error())}"
-        return matcher
+        return CompiledGrammar(matcher)
 
 
 def _words(error: str) -> str:
