@@ -7,12 +7,14 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import numpy as np
 import pytest
 import torch
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
 from engines_support import CONTEXT, Progress, collect, prompt_of, tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,6 +23,7 @@ from jsonschema import Draft202012Validator
 from bounded import bounded
 from turnstile.models import Int32Array
 from turnstile_server.engines.embedded import grammars as grammars_module
+from turnstile_server.engines.embedded.app import WorkerApp
 from turnstile_server.engines.embedded.engine import EmbeddedEngine
 from turnstile_server.engines.embedded.grammars import KEPT_GRAMMARS, Constraint, GrammarRefused, Grammars
 from turnstile_server.engines.embedded.lark import NotSupported, structural_tag_grammar
@@ -440,6 +443,56 @@ async def test_earlier_calls_do_not_use_up_the_states_of_a_grammar(
     for seed in range(40):
         constraint = await compiled.constraint([end_of(tiny_model)], (), json_schema=many_states)
         assert written(constraint, end_of(tiny_model), seed=seed, most=30)
+
+
+class RecordingScheduler:
+    """Notes what it is told, in order."""
+
+    asleep = False
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def submit(self, call: EngineCall) -> None:
+        self.told.append(f"submit {call.rid}")
+
+    def abort(self, rid: str | None) -> None:
+        self.told.append(f"abort {rid}")
+
+
+class SlowGrammars(Grammars):
+    """Compiles when it is let."""
+
+    def __init__(self) -> None:
+        self.asked, self.go_on = anyio.Event(), anyio.Event()
+
+    async def constraint(self, *parts: Any, **grammar: Any) -> Any:
+        self.asked.set()
+        await self.go_on.wait()
+
+
+@pytest.mark.parametrize("aborted", [{"rid": "slow"}, {"abort_all": True}])
+async def test_a_call_that_is_aborted_while_its_grammar_is_compiled_does_not_run(aborted: dict[str, Any]) -> None:
+    grammars, scheduler = SlowGrammars(), RecordingScheduler()
+    app = WorkerApp(
+        vocab_size=9, window=99, eos_ids=frozenset(), encode=lambda *_: [], grammars=grammars, incremental=True
+    )
+    app.attach(cast("Scheduler", scheduler))
+    server = web.Application()
+    server.add_routes(app.routes())
+    body = {"rid": "slow", "input_ids": [1], "sampling_params": {"json_schema": "{}", "max_new_tokens": 5}}
+
+    async with TestClient(TestServer(server)) as client, anyio.create_task_group() as tasks:
+        tasks.start_soon(lambda: client.post("/generate", json=body))
+        await grammars.asked.wait()
+        again = await client.post("/generate", json=body)
+        assert (again.status, "already in use" in await again.text()) == (400, True)
+        await client.post("/abort_request", json=aborted)
+        told = len(scheduler.told)
+        grammars.go_on.set()
+        await wait_until(lambda: len(scheduler.told) == told + 2)
+        assert scheduler.told[told:] == ["submit slow", "abort slow"]
+        tasks.cancel_scope.cancel()
 
 
 async def test_a_slow_tokenizer_is_told(tiny_model: Path) -> None:

@@ -54,6 +54,8 @@ class WorkerApp:
         self._grammars = grammars
         self._incremental = incremental
         self._live: set[str] = set()
+        self._compiling: dict[str, bool] = {}
+        """By rid, the calls that wait for their grammar: whether they were aborted since."""
         self._scheduler: Scheduler | None = None
         self._loop: LoopCaller | None = None
 
@@ -137,13 +139,21 @@ class WorkerApp:
         inbox = _Inbox()
         try:
             call = self._read_call(body, inbox.put)
-            call.constraint = await self._constraint(body, call)
-        except (BadRequest, GrammarRefused) as error:
+        except BadRequest as error:
             return _error(str(error))
-        answer = _CallOutput(call, self.scheduler, scored=call.score_from is not None)
         self._live.add(call.rid)
+        answer = _CallOutput(call, self.scheduler, scored=call.score_from is not None)
         try:
+            self._compiling[call.rid] = False
+            try:
+                call.constraint = await self._constraint(body, call)
+            except (BadRequest, GrammarRefused) as error:
+                return _error(str(error))
+            finally:
+                aborted = self._compiling.pop(call.rid)
             self.scheduler.submit(call)
+            if aborted:
+                self.scheduler.abort(call.rid)
             if not body.get("stream"):
                 while not answer.finished:
                     answer.add(await inbox.take())
@@ -220,9 +230,13 @@ class WorkerApp:
     async def abort(self, request: web.Request) -> web.Response:
         body = await _body(request)
         if body.get("abort_all"):
+            self._compiling = dict.fromkeys(self._compiling, True)
             self.scheduler.abort(None)
         elif body.get("rid"):
-            self.scheduler.abort(str(body["rid"]))
+            rid = str(body["rid"])
+            if rid in self._compiling:
+                self._compiling[rid] = True
+            self.scheduler.abort(rid)
         return web.Response()
 
     async def pause(self, request: web.Request) -> web.Response:
