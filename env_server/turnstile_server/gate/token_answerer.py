@@ -92,8 +92,8 @@ class TokenAnswerer(CallAnswerer):
             except TooManyTokens as error:
                 raise context_overflow(str(error), error.tokens, self._context_length) from None
         size = self._renderer.vocab_size
-        wrong = next((at for at, index in enumerate(prompt.source) if not 0 <= index < size), None)
-        if wrong is not None:
+        if min(prompt.source) < 0 or max(prompt.source) >= size:
+            wrong = next(at for at, index in enumerate(prompt.source) if not 0 <= index < size)
             raise InvalidRequest(
                 f"prompt[{wrong}] is {prompt.source[wrong]}, no id of this model's vocabulary (0 to {size - 1})"
             )

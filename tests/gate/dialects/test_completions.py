@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import openai
+import orjson
 import pytest
 from conversation import auth, raw, reply_ids
 from gate_support import Stage, says, staged
@@ -173,6 +174,8 @@ async def test_a_marked_retry_is_replayed_and_the_same_prompt_again_is_a_sibling
         ({"prompt": [1, True]}, r"prompt\[1\] must be a token id, not boolean"),
         ({"prompt": [1, "a"]}, r"prompt\[1\] must be a token id, not string"),
         ({"prompt": [[1], [2]]}, "several prompts"),
+        ({"prompt": [[[1]]]}, r"prompt\[0\] must be a token id, not array"),
+        ({"prompt": orjson.loads("[" * 1000 + "]" * 1000)}, r"prompt\[0\] must be a token id, not array"),
         ({"n": 2}, "n 2 is not accepted"),
         ({"best_of": 2}, "best_of 2"),
         ({"suffix": "x"}, "suffix 'x'"),

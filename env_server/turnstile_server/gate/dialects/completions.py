@@ -181,19 +181,18 @@ def _wants_logprobs(source: dict[str, Any], *, show_tokens: bool) -> bool:
 
 
 def _prompt(value: Any) -> str | tuple[int, ...]:
+    """The one prompt, which may stand in a list alone."""
     if isinstance(value, list) and value and isinstance(value[0], str | list):
         if len(value) > 1:
             raise InvalidRequest("prompt holds several prompts; each is a turn of its own: send one call for each")
-        return _prompt(value[0])
-    if isinstance(value, str):
-        if value:
-            return value
-    elif isinstance(value, list):
-        wrong = next((index for index, one in enumerate(value) if type(one) is not int), None)
-        if wrong is not None:
-            raise InvalidRequest(f"prompt[{wrong}] must be a token id, not {kind(value[wrong])}")
-        if value:
-            return tuple(value)
-    else:
+        value = value[0]
+    if not isinstance(value, str | list):
         raise InvalidRequest(f"prompt must be a text or an array of token ids, not {kind(value)}")
-    raise InvalidRequest("prompt is empty: send a text, or at least one token id")
+    if not value:
+        raise InvalidRequest("prompt is empty: send a text, or at least one token id")
+    if isinstance(value, str):
+        return value
+    wrong = next((index for index, one in enumerate(value) if type(one) is not int), None)
+    if wrong is not None:
+        raise InvalidRequest(f"prompt[{wrong}] must be a token id, not {kind(value[wrong])}")
+    return tuple(value)
