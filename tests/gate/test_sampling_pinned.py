@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 from conversation import GO, TOOL, body, call_text, raw, reply_ids, turns, url
 from gate_support import Answer, Stage, fails, says, staged
 
+from turnstile.models import Tool
 from turnstile_server.errors import EngineRefused
 from turnstile_server.rendering.reply_grammar import ReplyGrammar
 
@@ -153,6 +156,28 @@ async def test_a_forced_call_has_the_engines_grammar_where_it_has_one(stage: Sta
     assert turn["sampling"]["constrained"]
     assert turn["asked_sampling"]["tool_choice"] == choice
     assert len(turn["reply"]["tool_calls"]) == 1
+
+
+@pytest.mark.parametrize(("tools", "inline"), [(1, True), (100, False)])
+async def test_the_grammar_of_many_tools_does_not_hold_up_the_event_loop(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, tools: int, inline: bool
+) -> None:
+    written, threads = ReplyGrammar.call, list[threading.Thread]()
+
+    def call(self: ReplyGrammar, offered: Sequence[Tool], name: str, *, opened: bool) -> str | None:
+        threads.append(threading.current_thread())
+        return written(self, offered, name, opened=opened)
+
+    monkeypatch.setattr(ReplyGrammar, "call", call)
+    stage.engine.can = replace(stage.engine.can, constrained=True, structural_tags=True)
+    stage.engine.answers = [says(reply_ids(stage, call_text("ls")))]
+    episode = await stage.episode()
+    many = [{**TOOL, "function": {**TOOL["function"], "name": f"tool_{index}"}} for index in range(tools)]
+    async with raw(episode) as client:
+        response = await client.post(url(episode), json=body(tools=many, tool_choice="required"))
+    assert response.status_code == 200, response.text
+    assert [thread is threading.main_thread() for thread in threads] == [inline]
+    assert f"tool_{tools - 1}" in (stage.engine.calls[0].sampling.structural_tag or "")
 
 
 @pytest.mark.parametrize("stream", [False, True])

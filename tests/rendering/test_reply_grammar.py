@@ -123,6 +123,16 @@ def test_whatever_a_grammar_lets_pass_is_read_as_one_call(
     assert_one_call(reply, tuple(tool for tool in (BASH, READ) if forced in ("", tool.name)))
 
 
+def test_a_tool_that_is_nested_too_deep_has_no_grammar(sampler: Callable[[str], Sampler]) -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(2_000):
+        deep = {"items": deep}
+    parameters = {"type": "object", "properties": {"a": deep}}
+    tool = Tool("bash", {"type": "function", "function": {"name": "bash", "parameters": parameters}})
+    made = sampler("tiny")
+    assert made.renderer.call_grammar((tool,), "", made.tail) is None
+
+
 @settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 1_000_000))
 def test_whatever_a_grammar_lets_pass_is_read_as_the_answer_behind_its_thinking(

@@ -133,7 +133,7 @@ class TokenAnswerer(CallAnswerer):
         context.stopwatch.rendered()
         call.prompted(len(prompt.input_ids))
         pinned = session.sampling
-        schema, tag = self._grammar(context, prompt.input_ids[-PROMPT_TAIL:])
+        schema, tag = await self._grammar(session, context, prompt.input_ids[-PROMPT_TAIL:])
         sampling = EngineSampling(
             max_new_tokens=session.max_new_tokens(request.max_tokens, len(prompt.input_ids), self._context_length),
             temperature=pinned.temperature,
@@ -178,14 +178,18 @@ class TokenAnswerer(CallAnswerer):
             parse_calls=request.parse_calls,
         )
 
-    def _grammar(self, context: CallContext, prompt_tail: Int32Array) -> tuple[str | None, str | None]:
+    async def _grammar(
+        self, session: EpisodeSession, context: CallContext, prompt_tail: Int32Array
+    ) -> tuple[str | None, str | None]:
         """The grammar of the call: ``json_schema`` and ``structural_tag`` of ``EngineSampling``. Behind a prompt
         that the client rendered itself it is the schema alone: thinking is the client's to open and to read."""
         request, tags = context.request, self._engine.capabilities.structural_tags
         if context.prompt_ids is not None:
             return request.json_schema, None
         if request.forced_call is not None and self._forced_calls == "constrain" and tags:
-            call = self._renderer.call_grammar(request.tools, request.forced_call, prompt_tail)
+            call = await self._prompter.call_grammar(
+                request.tools, request.forced_call, prompt_tail, session.huge_prompts
+            )
             if call is not None:
                 return None, call
         if request.json_schema is None or not tags:

@@ -55,6 +55,8 @@ PROMPT_TAIL = 64
 MESSAGE_CHARS = 50
 CALL_CHARS = 50
 """The cost of a message, and of a call, in the template: the time that it takes to tokenize so many characters."""
+PROBE_CHARS = 500
+"""The same of a tool whose call's form is found out: half a millisecond."""
 
 Result = TypeVar("Result")
 
@@ -221,6 +223,13 @@ class Prompter:
             lambda: self._renderer.render(messages, tools, most=self._most),
         )
         return _prompt_of(None, rendered.ids, broken, rendered.tokenized_bytes, rendered.rewritten)
+
+    async def call_grammar(
+        self, tools: Sequence[Tool], name: str, prompt_tail: Int32Array, share: anyio.CapacityLimiter
+    ) -> str | None:
+        """The renderer's: it writes a probe call of each tool. ``share``: see ``prompt``."""
+        chars = sum(PROBE_CHARS + self._tool_chars(tool) for tool in tools if name in ("", tool.name))
+        return await self._run(share, chars, lambda: self._renderer.call_grammar(tools, name, prompt_tail))
 
     async def encoded(self, text: str, share: anyio.CapacityLimiter, *, begin: bool) -> Int32Array:
         """int32: the ids of a prompt that the client rendered itself. ``share``, and what is raised: see

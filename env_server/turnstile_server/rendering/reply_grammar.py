@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -70,6 +71,7 @@ class ReplyGrammar:
         self._stop_ids = list(stop_ids)
         self._write, self._read = write, read
         self._forms: OrderedDict[str, CallForm | None] = OrderedDict()
+        self._forms_lock = threading.Lock()  # long lists of tools are read in threads
 
     def answer(self, schema: str, *, opened: bool) -> str | None:
         """An answer of this JSON schema behind the thinking that the prompt has ``opened``. None elsewhere: the
@@ -96,7 +98,10 @@ class ReplyGrammar:
         thinking = self._thinking(opened=opened)
         if not calls or (thinking is None and opened):
             return None
-        return _tag([thinking or _BLANK, {"type": "or", "elements": calls}])
+        try:
+            return _tag([thinking or _BLANK, {"type": "or", "elements": calls}])
+        except RecursionError:  # a schema that is nested too deep
+            return None
 
     def _thinking(self, *, opened: bool) -> Form | None:
         """Thinking up to its end: all the rest of it, or a block that the model may begin."""
@@ -130,13 +135,16 @@ class ReplyGrammar:
         return pieces
 
     def _form(self, name: str) -> CallForm | None:
-        if name not in self._forms:
-            self._forms[name] = self._probed(name)
+        with self._forms_lock:
+            if name in self._forms:
+                self._forms.move_to_end(name)
+                return self._forms[name]
+        form = self._probed(name)
+        with self._forms_lock:
+            self._forms[name] = form
             while len(self._forms) > KEPT_FORMS:
                 self._forms.popitem(last=False)
-        else:
-            self._forms.move_to_end(name)
-        return self._forms[name]
+        return form
 
     def _probed(self, name: str) -> CallForm | None:
         if self._cut.search(name):
