@@ -124,8 +124,8 @@ class TokenTree(Turns):
         )
 
     def match_ids(self, ids: Int32Array) -> CallMatch:
-        """The place of a prompt that came as ids, in time O(its path). Its new messages are not known: it has
-        none. Never changes the tree."""
+        """The place of a prompt that came as ids, in time O(its path, and the turns beside it). Its new messages
+        are not known: it has none. Never changes the tree."""
         parent, broken = match_ids(self.roots, ids)
         new = ids if parent is None else ids[parent.token_count :]
         digest = hashlib.blake2b(new.tobytes(), digest_size=16).hexdigest()
@@ -162,6 +162,8 @@ class TokenTree(Turns):
             above, end = parent.group_count - 1, parent.head
         elif parent is not None:
             above, end = parent.group_count, parent.end
+        if parent is not None and turn.tools_key != parent.turn.tools_key:
+            end = PathKeys(turn.tools_key.encode())  # ids that go on from messages: no messages lead here
         groups = tuple(group(messages))
         head = end
         for item in groups:

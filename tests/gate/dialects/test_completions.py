@@ -86,7 +86,11 @@ async def test_a_conversation_in_ids_gives_the_samples_of_the_chat_path(
         assert same[name] == row[name], name
 
 
-async def test_ids_go_on_from_a_turn_of_another_dialect_but_messages_never_from_ids(stage: Stage) -> None:
+@pytest.mark.parametrize("named", [{}, {"name": "prompt"}])
+@pytest.mark.parametrize("ids", [[5], []])
+async def test_ids_go_on_from_a_turn_of_another_dialect_but_messages_never_from_ids(
+    stage: Stage, named: dict[str, str], ids: list[int]
+) -> None:
     stage.engine.answers = [says(reply_ids(stage, "Hello."))]
     episode = await stage.episode()
     async with raw(episode) as http:
@@ -94,15 +98,17 @@ async def test_ids_go_on_from_a_turn_of_another_dialect_but_messages_never_from_
         messages = [{"role": "user", "content": "hi"}]
         first = (await http.post(chat_url, json={"messages": messages, **ASKS})).json()
         known = [*first["prompt_token_ids"], *first["choices"][0]["token_ids"]]
-        assert (await http.post(address(episode), json={"prompt": [*known, 5]})).status_code == 200
+        assert (await http.post(address(episode), json={"prompt": [*known, *ids]})).status_code == 200
         turns = (await stage.get(episode, "/turns"))["turns"]
-        said = {"role": "user", "content": turns[1]["new_messages"][0]["content"]}
-        messages += [{"role": "assistant", "content": "Hello."}, said, {"role": "assistant", "content": "Hello."}]
+        fed = [{"role": "user", "content": said["content"], **named} for said in turns[1]["new_messages"]]
+        messages += [{"role": "assistant", "content": "Hello."}, *fed, {"role": "assistant", "content": "Hello."}]
         await http.post(chat_url, json={"messages": [*messages, {"role": "user", "content": "on"}]})
     turns = (await stage.get(episode, "/turns"))["turns"]
     assert [turn["dialect"] for turn in turns] == ["chat", "completions", "chat"]
-    assert [turn["parent_id"] for turn in turns] == [None, turns[0]["turn_id"], turns[0]["turn_id"]]
-    assert turns[1]["context_ids"] == [5]
+    first_id = turns[0]["turn_id"]
+    # Without ids between them both replies come back as one message, which is not the first one.
+    assert [turn["parent_id"] for turn in turns] == [None, first_id, first_id if ids else None]
+    assert turns[1]["context_ids"] == ids
 
 
 async def test_the_official_client_reads_the_reply_and_its_stream(stage: Stage) -> None:
