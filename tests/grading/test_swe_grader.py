@@ -336,28 +336,6 @@ async def test_the_process_is_started_once_kept_and_ended_by_close(starts: Path)
         os.kill(pid, 0)
 
 
-async def test_of_one_package_there_are_so_many_processes_and_no_more(
-    starts: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(package_processes, "_PATIENCE_S", 0.05)
-    worker = packages(python(starts, "hangs"), package_timeout_s=60)
-
-    async def refused() -> None:
-        with pytest.raises(GraderUnavailable, match="the server stops"):
-            await ask(worker)
-
-    async with anyio.create_task_group() as group:
-        for _ in range(7):
-            group.start_soon(refused)
-        await wait_until(lambda: starts.exists() and len(pids(starts)) == 4)
-        await anyio.sleep(0.5)
-        assert len(pids(starts)) == 4
-        await worker.close()
-    for pid in pids(starts):
-        with pytest.raises(ProcessLookupError):
-            os.kill(pid, 0)
-
-
 async def test_a_process_that_dies_is_told_and_the_next_request_starts_another(starts: Path) -> None:
     worker = packages(python(starts, "dies"))
     with pytest.raises(GraderUnavailable, match="no more"):
