@@ -11,9 +11,9 @@ which it is judged (where nothing shows that the machine did), scores 0; nothing
 from __future__ import annotations
 
 import json
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -38,6 +38,8 @@ from turnstile_server.tasks.tarball import archive_of, pack
 from turnstile_server.tasks.workspace import not_work_of, prepare_workspace
 
 WORK = f"{PLACE}/work"
+_KNOWN = 10_000
+"""Tasks that are remembered: requests may bring any number of their own."""
 RESULT_BYTES = 16 << 20
 
 
@@ -91,12 +93,8 @@ class _Attempt:
         )
 
 
-_TIME: ContextVar[anyio.CancelScope] = ContextVar("_TIME")
-"""Bounds the grading in which a judge is asked."""
-
-
 class JudgedCopies:
-    """Makes the copies, at most ``grading.parallel`` at once over all graders."""
+    """Makes the copies of one grading, at most ``grading.parallel`` at once over all graders."""
 
     def __init__(self, tools: GradingTools) -> None:
         self._provider = tools.sandboxes
@@ -105,6 +103,8 @@ class JudgedCopies:
         self._bounds = tools.settings.bounds_of(GradingBounds)
         self._task_settings = tools.tasks
         self._places = tools.places
+        self._time: anyio.CancelScope | None = None
+        """Bounds the grading while a work is judged."""
         self._sound = tools.of_server.get(_SoundTasks, lambda: _SoundTasks(self.pack, tools.settings))
 
     async def judged(self, task: Task, work: Work, judge: CopyJudge) -> Component:
@@ -114,7 +114,7 @@ class JudgedCopies:
         attempts: list[_Attempt] = []
         async with self._places.place(work.span):
             with anyio.move_on_after(self._settings.timeout_s) as time:
-                _TIME.set(time)
+                self._time = time
                 for _ in range(self._settings.attempts):
                     attempts.append(_Attempt())
                     try:
@@ -157,15 +157,16 @@ class JudgedCopies:
         """``judge`` in the task as it begins, in a sandbox of its own, to whose work folder the tests may write,
         as where a work is. Not where a task of this content is known to have been judged: whether any work can be
         is the task's alone. The time of a grading begins again, so that a work that uses it up is not the
-        infrastructure's failure. Only while a work is ``judged``. Raises as ``judged`` and ``judge`` do."""
+        infrastructure's failure. Raises as ``judged`` and ``judge`` do."""
         digest = await anyio.to_thread.run_sync(self._sound.digest, task)
         if digest in self._sound.known:
             return
-        _TIME.get().deadline = anyio.current_time() + self._settings.timeout_s
+        if self._time is not None:
+            self._time.deadline = anyio.current_time() + self._settings.timeout_s
         async with self.without_work(task) as sandbox:
             await self._run_diff(sandbox, task, None, ())
             await judge(sandbox)
-        self._sound.known.add(digest)
+        self._sound.add(digest)
 
     @asynccontextmanager
     async def without_work(self, task: Task) -> AsyncIterator[Sandbox]:
@@ -259,7 +260,12 @@ class _SoundTasks:
 
     def __init__(self, pack: Callable[[Files], bytes], settings: GradingSettings) -> None:
         self.digest = GraderDigests(pack, settings).of
-        self.known: set[str] = set()
+        self.known: OrderedDict[str, None] = OrderedDict()
+
+    def add(self, digest: str) -> None:
+        self.known[digest] = None
+        while len(self.known) > _KNOWN:
+            self.known.popitem(last=False)
 
 
 def _none(judge: CopyJudge, note: str) -> Component:
