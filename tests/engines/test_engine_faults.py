@@ -21,6 +21,7 @@ from bounded import bounded
 from turnstile_server.engines.fleet.fleet import Fleet
 from turnstile_server.engines.protocol import CallOrigin, EngineSampling
 from turnstile_server.engines.sglang.engine import SGLangEngine
+from turnstile_server.engines.sglang.facts import SCALED_INPUT_LOGPROBS
 from turnstile_server.engines.versions import WeightVersions
 from turnstile_server.errors import (
     EngineProtocolError,
@@ -331,10 +332,17 @@ async def test_an_attached_engine_that_dies_asleep_is_noticed_before_it_is_woken
             await fleet.close()
 
 
-async def test_constrained_output_is_refused_where_the_engine_has_no_grammar(server: ScriptedEngine) -> None:
-    server.server_info = {"grammar_backend": "none"}
+@pytest.mark.parametrize(
+    ("own_worker", "hint"),
+    [(False, "start SGLang without --grammar-backend none"), (True, "needs the package llguidance")],
+)
+async def test_constrained_output_is_refused_where_the_engine_has_no_grammar(
+    server: ScriptedEngine, own_worker: bool, hint: str
+) -> None:
+    server.server_info = {"grammar_backend": "none", SCALED_INPUT_LOGPROBS: own_worker}
     async with attached(server) as engine:
-        with pytest.raises(EngineRefused, match="start SGLang without --grammar-backend none"):
+        assert not engine.capabilities.structural_tags
+        with pytest.raises(EngineRefused, match=hint):
             await collect(engine, PROMPT, EngineSampling(max_new_tokens=1, json_schema="{}"), rid="call-1")
     assert server.calls == []
 

@@ -111,14 +111,15 @@ def facts_of(
     vocabulary = vocabulary_size(url, str(model.get("model_path", "")), vocab_size)
     own_worker = server.get(SCALED_INPUT_LOGPROBS) is True
     no_sleep, grammar = _no_sleep(server), server.get("grammar_backend")
+    constrained = grammar not in (None, "none")
     updates: frozenset[UpdateWay] = frozenset({"disk", "tensors"}) if own_worker else _ways(server)
     capabilities = EngineCapabilities(
         context_length=window,
         vocab_size=vocabulary,
         model_name=str(model.get("served_model_name") or model.get("model_path")),
-        constrained=grammar not in (None, "none"),
+        constrained=constrained,
         no_grammar=_no_grammar(own_worker),
-        structural_tags=own_worker or grammar == "xgrammar",
+        structural_tags=constrained and (own_worker or grammar == "xgrammar"),
         resumes_grammars=server.get(RESUMES_GRAMMARS) is True,
         scores=True,
         longest_scored=_longest_scored(server, window),
