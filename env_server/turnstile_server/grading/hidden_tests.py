@@ -16,6 +16,7 @@ from posixpath import dirname
 import anyio.to_thread
 
 from turnstile_server.errors import FileProblem, TaskFailed
+from turnstile_server.grading.apart import run_apart
 from turnstile_server.grading.bounds import GradingBounds
 from turnstile_server.grading.judged_copy import RESULT_BYTES, CopyJudge, JudgedCopies
 from turnstile_server.grading.programs import (
@@ -40,7 +41,7 @@ from turnstile_server.grading.verdict import (
     read_command,
     read_tests,
 )
-from turnstile_server.sandboxes.protocol import IMAGE_PYTHON, Command, Sandbox, User
+from turnstile_server.sandboxes.protocol import IMAGE_PYTHON, Command, ExecResult, Sandbox, User
 from turnstile_server.tasks.git_history import keep_one_commit
 from turnstile_server.tasks.hidden_tests import ANSWER, HiddenTests
 from turnstile_server.tasks.model import Task
@@ -55,6 +56,8 @@ _ROUNDS = 3
 _START_STATE = (INSIDE / "start_state.py").read_text()
 _NOT_THERE = 3
 _IS_THERE = f"import shutil, sys; sys.exit(0 if shutil.which(sys.argv[1]) else {_NOT_THERE})"
+_LAUNCHING = (b"AS_WORK", b"turnstile_tests")
+"""Names by which a command that judges has a program of the work run."""
 OLDEST_PYTHON = (3, 9)
 """That runs the hidden tests' runner (``inside/run_tests.py``)."""
 _CAN_TEST = f"import sys; print('%d.%d' % sys.version_info[:2]); sys.exit(sys.version_info < {OLDEST_PYTHON})"
@@ -92,6 +95,11 @@ def _environment(argv: Sequence[str], folder: str) -> dict[str, str]:
     }
 
 
+def _placed(tests: HiddenTests, folder: str) -> list[str]:
+    """The command, without an answer."""
+    return [part.replace("{tests}", folder) for part in tests.command]
+
+
 def _no_argument(answer: str) -> str | None:
     """Reason why the answer cannot be an argument of a program; None: it can."""
     if "\0" in answer:
@@ -117,7 +125,9 @@ class HiddenTestsGrader(ComponentGrader):
         if task.tests.runner == "repository":
             judge = await RepositoryJudge.of(task, task.tests, self._copies, self._tools)
         else:
-            judge = _HiddenTestsJudge(task, task.tests, work.answer, self._copies, self._tools)
+            judge = hidden = _HiddenTestsJudge(task, task.tests, work.answer, self._copies, self._tools)
+            if await hidden.runs_work():
+                return await self._copies.judged(task, work, hidden, hidden.take_second)
         return await self._copies.judged(task, work, judge)
 
 
@@ -138,6 +148,22 @@ class _HiddenTestsJudge:
         self._bounds = tools.settings.bounds_of(GradingBounds)
         self._git_history_timeout_s = tools.tasks.git_history_timeout_s
         self.protected = tests.protected
+        self._second: Sandbox | None = None
+        """Where the work's programs run, apart from the command that judges them."""
+
+    async def runs_work(self) -> bool:
+        """A command that may have programs of the work run: it, or a file of the tests, names what does. Raises
+        TaskFailed."""
+        tests = self._tests
+        if tests.runner != "command" or tests.trust != "boundary":
+            return False
+        archive = await anyio.to_thread.run_sync(self._copies.pack, tests.files)
+        text = archive + "\n".join(tests.command).encode()
+        return any(name in text for name in _LAUNCHING)
+
+    def take_second(self, sandbox: Sandbox) -> None:
+        """A copy of the same, in which the command does not run."""
+        self._second = sandbox
 
     async def prepare(self, sandbox: Sandbox) -> None:
         if self._tests.runner != "command" and sandbox.python != IMAGE_PYTHON:
@@ -246,39 +272,44 @@ class _HiddenTestsJudge:
         """Its exit status on the work; where it passes, it must not pass what the task ships as its start."""
         if ANSWER in tests.command and (why := _no_argument(self._answer)) is not None:
             return HiddenTestsVerdict(False, detail={"note": f"the answer cannot be checked: {why}"})
-        command = self._command(tests, folder, self._answer)
-        argv = command.argv
+        argv = self._argv(tests, folder, self._answer)
         there = await self._is_there(sandbox, argv[0])
-        result = await sandbox.exec(command)
+        result = await self._judging(sandbox, tests, folder, self._answer)
         if result.exit_code in CANNOT_RUN and not there:
             return HiddenTestsVerdict(False, fault=f"there is no program {argv[0]!r} in the image")
         verdict = read_command(result)
         if not verdict.passed:
             return verdict
+        for copy in (sandbox, self._second):
+            if copy is not None and not await self._back_to_start(copy):
+                return blanket(verdict, "the task's start could not be put back, so the canary did not run")
+        # A checker of the answer passes it in any work folder, so the canary is what nobody has answered.
+        if read_command(await self._judging(sandbox, tests, folder, "")).passed:
+            return blanket(verdict, "the command passes the task's start, too (its canary)")
+        return verdict
+
+    def _argv(self, tests: HiddenTests, folder: str, answer: str) -> tuple[str, ...]:
+        # After the places of the tests, so that an answer never names their folder.
+        return tuple(answer if part == ANSWER else part for part in _placed(tests, folder))
+
+    async def _judging(self, sandbox: Sandbox, tests: HiddenTests, folder: str, answer: str) -> ExecResult:
+        argv = self._argv(tests, folder, answer)
+        env = _environment(_placed(tests, folder), folder) if tests.trust == "boundary" else {}
+        if self._second is not None and sandbox.can_launch:
+            roots = (sandbox.workdir, SHARED)
+            return await run_apart(sandbox, self._second, argv, env, roots, tests.timeout_s)
+        return await sandbox.exec(Command(argv=argv, user=User.TESTS, timeout_s=tests.timeout_s, env=env))
+
+    async def _back_to_start(self, sandbox: Sandbox) -> bool:
+        """The work folder is what the task ships as its start."""
+        if sandbox is self._second:
+            await sandbox.stop_all()
         for _ in range(_ROUNDS):
             for user in (User.WORK, User.TESTS, User.AGENT):  # each has files of its own there
                 await self._start_state(sandbox, "empty", user)
             if await self._start_state(sandbox, "back"):
-                break
-        else:
-            return blanket(verdict, "the task's start could not be put back, so the canary did not run")
-        # A checker of the answer passes it in any work folder, so the canary is what nobody has answered.
-        if read_command(await sandbox.exec(self._command(tests, folder, ""))).passed:
-            return blanket(verdict, "the command passes the task's start, too (its canary)")
-        return verdict
-
-    def _command(self, tests: HiddenTests, folder: str, answer: str) -> Command:
-        placed = [part.replace("{tests}", folder) for part in tests.command]
-        # After the places of the tests, so that an answer never names their folder.
-        argv = tuple(answer if part == ANSWER else part for part in placed)
-        apart = tests.trust == "boundary"
-        return Command(
-            argv=argv,
-            user=User.TESTS,
-            timeout_s=tests.timeout_s,
-            env=_environment(placed, folder) if apart else {},
-            launches=User.WORK if apart else None,
-        )
+                return True
+        return False
 
     async def _start_state(self, sandbox: Sandbox, action: str, user: User = User.AGENT) -> bool:
         """Run ``start_state.py``; True if it succeeds. Its text is an argument: not every user sees its folder."""

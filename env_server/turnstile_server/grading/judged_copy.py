@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -105,10 +105,14 @@ class JudgedCopies:
         self._places = tools.places
         self._time: anyio.CancelScope | None = None
         """Bounds the grading while a work is judged."""
+        self._pairs = tools.of_server.get(_Pairs, _Pairs)
         self._sound = tools.of_server.get(_SoundTasks, lambda: _SoundTasks(self.pack, tools.settings))
 
-    async def judged(self, task: Task, work: Work, judge: CopyJudge) -> Component:
-        """The component that ``judge`` gives. Raises as ``Grader.grade`` does."""
+    async def judged(
+        self, task: Task, work: Work, judge: CopyJudge, take_second: Callable[[Sandbox], None] | None = None
+    ) -> Component:
+        """The component that ``judge`` gives. ``take_second`` gets, before it judges, a second copy of the same,
+        work and all. Raises as ``Grader.grade`` does."""
         if work.archive is None:
             return _none(judge, "no work was handed in")
         attempts: list[_Attempt] = []
@@ -119,7 +123,7 @@ class JudgedCopies:
                     attempts.append(_Attempt())
                     try:
                         with nested(work.span, SpanKind.GRADER, f"attempt {len(attempts)}") as span:
-                            return await self._attempt(task, judge, work, span, attempts[-1])
+                            return await self._attempt(task, judge, work, take_second, span, attempts[-1])
                     except (SandboxFailed, SandboxUnavailable) as error:
                         attempts[-1].error = error
         if attempts[-1].error is None:
@@ -135,21 +139,39 @@ class JudgedCopies:
         return _none(judge, f"the work ended its own grading: {latest.error.message}")
 
     async def _attempt(
-        self, task: Task, judge: CopyJudge, work: Work, span: OpenSpan | None, attempt: _Attempt
+        self,
+        task: Task,
+        judge: CopyJudge,
+        work: Work,
+        take_second: Callable[[Sandbox], None] | None,
+        span: OpenSpan | None,
+        attempt: _Attempt,
     ) -> Component:
         log = work.network
-        async with self._sandbox(task, span) as sandbox:
+        async with AsyncExitStack() as stack:
+            # One after the other: gradings that each wait for their second, with the first in hand, would wait for
+            # one another.
+            async with nullcontext() if take_second is None else self._pairs.lock:
+                copies = [
+                    await stack.enter_async_context(self._sandbox(task, span))
+                    for _ in range(1 if take_second is None else 2)
+                ]
             with nested(span, SpanKind.FILES, "task"):
-                await self._prepare(sandbox, task, judge, log)
+                for sandbox in copies:
+                    await self._prepare(sandbox, task, judge, log)
             attempt.with_work = True
             with nested(span, SpanKind.FILES, "diff"):
-                diff = await self._apply_diff(sandbox, task, judge, work.archive or b"")
+                for sandbox in reversed(copies):
+                    diff = await self._apply_diff(sandbox, task, judge, work.archive or b"")
             if not diff.applied:
                 return Component(0.0, {"diff": dict(diff.detail)}, diff.summary, spoiled=True)
-            sandbox.enter_phase(NetworkPhase.TESTS, log)
+            for sandbox in copies:
+                sandbox.enter_phase(NetworkPhase.TESTS, log)
+            if take_second is not None:
+                take_second(copies[1])
             try:
                 with nested(span, SpanKind.GRADER, "judge"):
-                    return await judge.judge(sandbox, diff)
+                    return await judge.judge(copies[0], diff)
             finally:
                 attempt.elsewhere = judge.elsewhere
 
@@ -253,6 +275,13 @@ class JudgedCopies:
     def pack(self, files: Files) -> bytes:
         """The task's files as a tar. Raises TaskFailed."""
         return archive_of(files, self._task_settings)
+
+
+class _Pairs:
+    """Makes two sandboxes for one grading. One for a server."""
+
+    def __init__(self) -> None:
+        self.lock = anyio.Lock()
 
 
 class _SoundTasks:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,12 +22,16 @@ from anyio.abc import ByteStream
 from turnstile_server.errors import SandboxDeath, SandboxFailed
 from turnstile_server.sandboxes.background import BackgroundTasks
 from turnstile_server.sandboxes.helper.turnstile_helper import frames
+from turnstile_server.sandboxes.protocol import StandardStreams
 
 _LOG = logging.getLogger(__name__)
 _READ_BYTES = 256 << 10
 _MAX_QUEUED = 128 << 20
 """Bytes of frames that wait for a helper to read them. Requests and carried connections keep far below by their
 windows; only a helper that answers without reading gets here."""
+
+_UNBOUNDED = 1 << 62
+"""Size of standard input that ends with its command."""
 
 _LATE_S = 1.0
 """A time-out that is noticed this much later than it was due shows that the server itself was held up."""
@@ -45,13 +50,19 @@ class HelperRequest:
     """One open request. It ends exactly once: with its reply, or with SandboxFailed."""
 
     def __init__(
-        self, client: HelperClient, number: int, max_output: int, on_line: Callable[[bytes], None] | None
+        self,
+        client: HelperClient,
+        number: int,
+        max_output: int,
+        on_line: Callable[[bytes], None] | None,
+        streams: StandardStreams | None,
     ) -> None:
         self.number = number
         self.ended = anyio.Event()
         self._client = client
         self._max_output = max_output
         self._on_line = on_line
+        self._caller = streams
         self._streams = {1: bytearray(), 2: bytearray()}
         self._window = anyio.Event()
         self._unacknowledged = 0
@@ -91,6 +102,20 @@ class HelperRequest:
             self._unacknowledged += len(part)
             self._client.send({"op": "data", "id": self.number}, part)
 
+    @property
+    def goes_on(self) -> bool:
+        """Its standard input comes while it runs."""
+        return self._caller is not None
+
+    async def send_rest(self) -> None:
+        """Sends the standard input that comes while it runs, and then its end."""
+        if self._caller is None:
+            return
+        while data := await self._caller.next_input():
+            await self.send_input(data)
+        if not self.ended.is_set():
+            self._client.send({"op": "data", "id": self.number, "last": True})
+
     def take(self, header: Mapping[str, Any], payload: bytes) -> bool:
         """Handles one frame of this request; True: it was the last. Raises FrameError for a frame that breaks the
         protocol."""
@@ -98,6 +123,8 @@ class HelperRequest:
         if event == "ack":
             self._unacknowledged -= int(header["n"])
             self._window.set()
+        elif event == "out" and self._caller is not None and header["stream"] == 1:
+            self._caller.take_output(payload)
         elif event == "out":
             stream = self._streams[header["stream"]]
             stream += payload
@@ -151,14 +178,15 @@ class HelperClient:
         *,
         max_output: int = 0,
         on_line: Callable[[bytes], None] | None = None,
+        streams: StandardStreams | None = None,
     ) -> HelperRequest:
         """Sends a request. ``max_output``: most bytes that each of its streams may bring. ``on_line`` gets the
-        latest line of its output, where the header asks for it.
+        latest line of its output, where the header asks for it, ``streams`` its standard output as it is written.
 
         Raises SandboxFailed, and FrameError for a header that is too long.
         """
         self._check()
-        request = HelperRequest(self, self._next, max_output, on_line)
+        request = HelperRequest(self, self._next, max_output, on_line, streams)
         self._next += 1
         self._requests[request.number] = request
         try:
@@ -192,11 +220,16 @@ class HelperClient:
         max_output: int = 0,
         timeout_s: float | None,
         on_line: Callable[[bytes], None] | None = None,
+        streams: StandardStreams | None = None,
     ) -> HelperReply:
-        """One request to its end, with ``data`` as its standard input. Raises SandboxFailed. Cancelling it kills
-        the command. Without a reply after ``timeout_s`` the connection is given up."""
+        """One request to its end, with ``data`` as its standard input, and what ``streams`` have after it. Raises
+        SandboxFailed. Cancelling it kills the command. Without a reply after ``timeout_s`` the connection is given
+        up."""
         await self.settled()
-        request = self.begin({**header, "stdin_size": len(data)}, max_output=max_output, on_line=on_line)
+        size = len(data) if streams is None else _UNBOUNDED
+        request = self.begin(
+            {**header, "stdin_size": size}, max_output=max_output, on_line=on_line, streams=streams
+        )
         try:
             await self._attend(request, data, timeout_s)
         except anyio.get_cancelled_exc_class():
@@ -262,8 +295,8 @@ class HelperClient:
         """Sends a request's input and waits for its end. A helper that does not answer in time is of no use: its
         connection is given up, which ends the request."""
         async with anyio.create_task_group() as sending:
-            if data:
-                sending.start_soon(request.send_input, data)
+            if data or request.goes_on:
+                sending.start_soon(self._send, request, data)
             with anyio.move_on_after(timeout_s) as waiting:
                 await request.ended.wait()
             if waiting.cancelled_caught and anyio.current_time() > waiting.deadline + _LATE_S:
@@ -273,6 +306,12 @@ class HelperClient:
             if not request.ended.is_set():
                 self.lose(f"the sandbox's helper did not answer within {timeout_s:g} s")
                 await request.ended.wait()
+            sending.cancel_scope.cancel()
+
+    async def _send(self, request: HelperRequest, data: bytes) -> None:
+        with suppress(SandboxFailed):  # which the request's end tells
+            await request.send_input(data)
+            await request.send_rest()
 
     async def _serve(self) -> None:
         reason = "the sandbox ended: its helper is gone"

@@ -230,6 +230,7 @@ class HelperSandbox:
                 max_output=command.max_output_bytes,
                 timeout_s=self._reply_timeout(command.timeout_s),
                 on_line=command.on_line,
+                streams=command.streams,
             )
         except frames.FrameError:
             return _too_long(command)
@@ -312,6 +313,8 @@ class HelperSandbox:
             header["network"] = dict(proxy)
         if command.launches is not None:
             header["launches"] = command.launches
+        if command.streams is not None:
+            header["passed"] = True
         return header if command.on_line is None else {**header, "line_s": command.line_s}
 
     def _reply_timeout(self, timeout_s: float | None) -> float | None:

@@ -100,6 +100,19 @@ class SandboxSpec:
     """Variables of every command but the harness's. With ``image_files`` the image's own are there, too."""
 
 
+class StandardStreams(Protocol):
+    """The other end of a command's standard input and output while it runs."""
+
+    async def next_input(self) -> bytes:
+        """More standard input; empty: there is no more."""
+        ...
+
+    def take_output(self, data: bytes) -> None:
+        """A part of standard output. Called from the task that reads the sandbox's connection, so it may not wait:
+        what it keeps, it bounds."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Command:
     """A command inside a sandbox. Its environment is built from nothing: ``env`` over that of the spec, over PATH,
@@ -120,6 +133,9 @@ class Command:
     ``line_s`` seconds, with at most 512 bytes, from the task that reads the sandbox's connection, so it may not
     wait. A backend that sees output only at the end (Docker without the helper) never calls it."""
     line_s: float = 1.0
+    streams: StandardStreams | None = None
+    """Reads standard output as it is written, and has more standard input; the result then has no standard output.
+    Only where ``Sandbox.can_launch``."""
     launches: User | None = None
     """The command may run programs as this user: it inherits a launcher (``helper/turnstile_helper/launcher.py``),
     whose descriptor is in its environment as ``TURNSTILE_LAUNCHER``. Only where ``Sandbox.can_launch``."""

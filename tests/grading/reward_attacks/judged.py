@@ -84,6 +84,11 @@ got=$("$AS_WORK" sh total.sh 20 22)
 test "$got" = 42 || failed=1
 exit $failed
 """
+COMPARES_OUTPUT = """
+"$AS_WORK" sh total.sh 3 4 || exit 1
+exec 7< "${0%/*}/expected.txt"
+diff -q - out.txt < "${0%/*}/expected.txt" > /dev/null
+"""
 COMPARES = 'cmp -s out.txt "${0%/*}/expected.txt"\n'
 ASKS_GIT = 'git status --porcelain >/dev/null 2>&1\ntest "$(cat out.txt)" = 42\n'
 _MODULE = {"mathx/__init__.py": BUG, "tests/__init__.py": "", "tests/test_visible.py": VISIBLE}
@@ -96,6 +101,10 @@ _IMPORTED: dict[Kind, tuple[dict[str, str], str]] = {
 }
 _CHECKED: dict[Kind, tuple[dict[str, str], dict[str, str]]] = {
     "program": ({"total.sh": "echo 0\n"}, {"check.sh": RUNS_THE_PROGRAM}),
+    "output": (
+        {"total.sh": "echo 0 > out.txt\n"},
+        {"check.sh": COMPARES_OUTPUT, "expected.txt": "the total is 7\n"},
+    ),
     "file": ({"out.txt": "0\n"}, {"check.sh": COMPARES, "expected.txt": "4711 is the answer\n"}),
     "git": ({"out.txt": "0\n"}, {"check.sh": ASKS_GIT}),
 }
@@ -109,6 +118,7 @@ GOLD: dict[Kind, dict[str, Content]] = {
     },
     "sets": {"mathx/__init__.py": "def doubles(many):\n    return {2 * n for n in many}\n"},
     "program": {"total.sh": "echo $(($1 + $2))\n"},
+    "output": {"total.sh": 'echo "the total is $(($1 + $2))" > out.txt\n'},
     "file": {"out.txt": "4711 is the answer\n"},
     "git": {"out.txt": "42\n"},
 }

@@ -11,16 +11,19 @@ First frame, helper to server: ``{"hello": VERSION, "token"}``; no token on stan
 ``id`` being its own number::
 
     {"id", "op": "setup", …}             once, before anything else (fields: ``setup.py``)
-    {"id", "op": "run", argv, cwd, env, user, timeout_s, max_output, stdin_size, line_s?, launches?, network?}
+    {"id", "op": "run", argv, cwd, env, user, timeout_s, max_output, stdin_size, line_s?, launches?, network?,
+     passed?}
     {"id", "op": "file", action: read|write|unpack|pack, path, user, max_bytes, mode, timeout_s, stdin_size}
     {"id", "op": "stop_all"}
-    {"op": "data", "id"} + payload       a part of that request's standard input (file contents, a tar)
+    {"op": "data", "id", "last"?} + payload      a part of that request's standard input (file contents, a tar);
+                                         "last": there is no more, whatever "stdin_size" said
     {"op": "kill", "id"}                 kills that request's processes; its "end" follows
 
 and the helper answers, parts of different requests in any order::
 
     {"id", "ev": "ack", "n"}             n bytes of standard input were taken; at most ``WINDOW`` are under way
-    {"id", "ev": "out", "stream"} + payload     a part of stdout (1) or stderr (2)
+    {"id", "ev": "out", "stream"} + payload     a part of stdout (1) or stderr (2): when a "run" has ended; with
+                                         "passed" stdout as it is written
     {"id", "ev": "line"} + payload       the latest line of a "run" with "line_s", at most once in so many seconds
     {"id", "ev": "end", …}               the last frame of a request: exit_code, timed_out, dropped, duration_s for
                                          "run" and "file"; the request's own fields, or "error", for the others

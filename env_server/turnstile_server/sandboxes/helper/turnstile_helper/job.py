@@ -96,9 +96,9 @@ class Job:
             self._listen(fd)
         self._send_line()
 
-    def feed(self, data: bytes) -> None:
+    def feed(self, data: bytes, last: bool) -> None:
         """A part of the child's standard input."""
-        self._stdin_left -= len(data)
+        self._stdin_left -= self._stdin_left if last else len(data)
         if self._stdin >= 0:
             self._stdin_buffer += data
             self._write()

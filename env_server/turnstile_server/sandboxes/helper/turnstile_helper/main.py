@@ -115,7 +115,7 @@ class Helper:
         try:
             if operation == "data":
                 if request in self._jobs:
-                    self._jobs[request].feed(payload)
+                    self._jobs[request].feed(payload, bool(header.get("last")))
             elif operation == "kill":
                 if request in self._jobs:
                     self._jobs[request].kill()
@@ -176,10 +176,10 @@ class Helper:
             **header.get("network", {}),
             **header["env"],
         }
-        outputs = (
-            CutOutput(self._outbox, request, 1, header["max_output"]),
-            CutOutput(self._outbox, request, 2, header["max_output"]),
-        )
+        first: Output = CutOutput(self._outbox, request, 1, header["max_output"])
+        if header.get("passed"):
+            first = Passed(self._outbox, request, 1)
+        outputs = (first, CutOutput(self._outbox, request, 2, header["max_output"]))
         try:
             argv = [_encoded(word) for word in header["argv"]]
             environment = {_encoded(name): _encoded(value) for name, value in env.items()}
