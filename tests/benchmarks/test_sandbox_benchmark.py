@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 ROWS = [
     "`true`",
@@ -38,7 +40,6 @@ def run_program(program: str, *arguments: str, **environment: str) -> subprocess
 
 
 @pytest.mark.thorough
-@pytest.mark.slow
 @pytest.mark.docker
 def test_a_quick_run_prints_every_row() -> None:
     done = run_program("sandbox.py", "--rounds", "2", "--starts", "2")
@@ -52,7 +53,6 @@ def test_a_quick_run_prints_every_row() -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.slow
 @pytest.mark.docker
 def test_a_quick_run_puts_the_transports_side_by_side() -> None:
     done = run_program("sandbox_transports.py", "--rounds", "1", "--starts", "1")

@@ -16,6 +16,8 @@ from turnstile_server.capture.compare import Comparison, Schemas
 from turnstile_server.capture.keys import tools_key
 from turnstile_server.capture.tree import CACHED_PATHS
 
+pytestmark = pytest.mark.slow
+
 TURNS = 5_000
 KEY = tools_key([], "t")
 TOOL = Message("tool", "t")

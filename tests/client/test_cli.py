@@ -99,6 +99,7 @@ def rows_of(done: Done) -> list[dict[str, Any]]:
 # episodes
 
 
+@pytest.mark.slow
 def test_list_is_a_table_for_people_and_json_lines_for_scripts(door: Door, recorded: tuple[str, str]) -> None:
     shown = turnstile("episodes", "list", "--group-id", "cli", **on(door))
     assert shown.returncode == DONE
@@ -428,6 +429,7 @@ def test_an_audit_of_nothing_or_both_is_a_usage_error(arguments: list[str]) -> N
 # Finding the server
 
 
+@pytest.mark.slow
 def test_an_unreachable_server_is_exit_code_3() -> None:
     done = turnstile_process("episodes", "list", "--url", "http://127.0.0.1:9")
     said = one_sentence(done, UNREACHABLE)

@@ -9,6 +9,8 @@ import pytest
 
 from control_support import Door
 
+pytestmark = pytest.mark.slow
+
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "client.md"
 
 

@@ -35,6 +35,8 @@ from turnstile.models import EpisodeStatus, TaskInfo
 from turnstile.models.stats import chance_at_k
 from waiting import wait_until_sync
 
+pytestmark = pytest.mark.slow
+
 # Figures
 
 
@@ -328,7 +330,6 @@ def test_a_hosted_models_name_may_have_an_at_sign() -> None:
     )
 
 
-@pytest.mark.slow
 @pytest.mark.anyio
 async def test_a_hosted_model_is_evaluated_from_the_command_line(tmp_path: Path) -> None:
     model = HostedModel("messages", [Reply("I cannot help.", finish="end_turn")])

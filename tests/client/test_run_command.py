@@ -86,6 +86,7 @@ def test_a_run_that_names_no_folder_is_kept_and_says_how_to_open_it(stub: StubSe
     assert fresh == f"kept in turnstile-runs/{run}; to look at it: turnstile ui turnstile-runs/{run}"
 
 
+@pytest.mark.slow
 def test_a_run_is_not_kept_where_that_is_asked_and_nothing_is_left_of_one_that_never_was(
     stub: StubServer, own_folder: Path
 ) -> None:
@@ -209,6 +210,7 @@ def test_a_server_without_tasks_is_told(stub: StubServer) -> None:
     assert "no tasks" in one_sentence(run_command(stub), FAILED)
 
 
+@pytest.mark.slow
 def test_an_unreachable_server_is_exit_code_3() -> None:
     done = turnstile("run", "--tasks", "a", "--url", "http://127.0.0.1:9")
     assert done.returncode == UNREACHABLE

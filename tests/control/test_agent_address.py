@@ -10,6 +10,8 @@ import pytest
 from control_support import Door, OpenDoor
 from turnstile_server.control.agent_address import AgentAddress, loopback_url, plain_host
 
+pytestmark = pytest.mark.slow
+
 TASK = {"task": {"instruction": "x"}}
 ANY = "http://0.0.0.0:8001"
 LOOPBACK = "http://127.0.0.1:8001"

@@ -30,7 +30,7 @@ from turnstile_server.settings import Settings
 
 __all__ = ["engine"]
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.anyio, pytest.mark.timeout(180)]
 
 GROUP = "g-offline"
 LISTS = (
@@ -188,7 +188,6 @@ async def test_an_episode_that_runs_is_not_exported(engine: EngineProcess, tmp_p
 
 
 @pytest.mark.thorough
-@pytest.mark.slow
 def test_the_command_exports_a_folder_that_can_be_looked_at(engine: EngineProcess, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with running_door(engine, tmp_path / "data") as door, Client([door.url], key=KEY) as client:
@@ -329,7 +328,6 @@ def command(folder: Path, tmp_path: Path, *flags: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.thorough
-@pytest.mark.slow
 def test_the_command_serves_until_ctrl_c_and_leaves_nothing(
     played: Played, engine: EngineProcess, tmp_path: Path
 ) -> None:
@@ -354,7 +352,6 @@ def test_the_command_serves_until_ctrl_c_and_leaves_nothing(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["path"]
 
 
-@pytest.mark.slow
 def test_the_command_says_in_one_sentence_why_nothing_is_shown(tmp_path: Path) -> None:
     process = command(tmp_path, tmp_path)
     _, errors = process.communicate(timeout=60)

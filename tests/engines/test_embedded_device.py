@@ -25,7 +25,7 @@ from turnstile_server.engines.weights import TensorBucket
 from turnstile_server.errors import EngineRefused, StartupError
 from turnstile_server.settings import EngineSettings
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 BFLOAT16_TOLERANCE = 0.15
 """A sampled logprob in bfloat16, and another forward in bfloat16 or float32: 0.03 was the largest of 72 distances

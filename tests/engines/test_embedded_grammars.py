@@ -38,7 +38,7 @@ from turnstile_server.errors import EngineRefused
 from turnstile_server.settings import EngineSettings, FleetSettings
 from waiting import wait_until
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 PERSON: dict[str, Any] = {
     "type": "object",
@@ -145,7 +145,6 @@ async def test_a_call_goes_on_in_its_format_after_a_pause(
     assert_of_the_format(text_of(tiny_model, results[0].ids))
 
 
-@pytest.mark.slow
 async def test_a_generation_that_is_cut_in_its_format_goes_on_in_it(tiny_model: Path) -> None:
     served = bounded(EngineSettings, context_length=CONTEXT, stop_grace_s=1.0)
     fleet = Fleet([(None, EmbeddedEngine(tiny_model, served))], served, FleetSettings(), WeightVersions())

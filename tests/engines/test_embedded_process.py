@@ -153,6 +153,7 @@ async def test_a_child_that_hangs_times_calls_out_and_is_killed_at_close(tiny_mo
     assert not alive(pid)
 
 
+@pytest.mark.slow
 async def test_only_this_user_reaches_the_socket_and_no_key_reaches_the_child(single: EmbeddedEngine) -> None:
     assert single.socket.parent.stat().st_mode & 0o777 == 0o700
     environment = environment_of(single.pid)

@@ -36,7 +36,7 @@ from turnstile_server.rendering.factory import create_renderer
 from turnstile_server.settings import RenderingSettings
 from waiting import wait_until
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 TRIES = 20
 

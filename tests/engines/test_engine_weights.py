@@ -28,7 +28,7 @@ from turnstile.models import PauseMode
 from turnstile_server.engines.protocol import Engine, EngineSampling
 from turnstile_server.errors import Conflict, EngineRefused, EngineUnavailable
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 
 async def test_new_weights_are_served_under_their_version(

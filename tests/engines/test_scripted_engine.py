@@ -76,6 +76,7 @@ def ids_of(chunks: list[EngineChunk]) -> Int32Array:
     return np.concatenate([chunk.ids for chunk in chunks])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_step_arrives_as_the_reply_that_the_renderer_parses(
     tiny_model: Path, renderer: Renderer, stream: bool
@@ -279,6 +280,7 @@ async def test_a_written_answer_is_held_to_the_format_that_the_call_asks_for(
         await played.chunks([TASK], sampling=sampling)
 
 
+@pytest.mark.slow
 async def test_a_model_with_another_call_format_is_refused_by_name(tiny_model: Path, tmp_path: Path) -> None:
     for name in ("tokenizer.json", "config.json"):
         (tmp_path / name).write_bytes((tiny_model / name).read_bytes())
@@ -290,6 +292,7 @@ async def test_a_model_with_another_call_format_is_refused_by_name(tiny_model: P
         ChatFormat(vocabulary, create_renderer(tmp_path, RenderingSettings()))
 
 
+@pytest.mark.slow
 async def test_a_prompt_of_a_hundred_thousand_tokens_is_read_whole(tiny_model: Path, renderer: Renderer) -> None:
     played = EngineOfSteps(tiny_model, renderer, Step(text="long"))
     long = Message(role="user", content="def f(x): return x\n" * 15_000)

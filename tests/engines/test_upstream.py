@@ -352,6 +352,7 @@ async def test_a_value_that_is_wrong_is_no_parameter_that_is_unknown() -> None:
     assert len(model.bodies) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 @pytest.mark.parametrize("format_", FORMATS)
 async def test_a_long_call_is_no_silence_and_counts_as_reply(format_: Format) -> None:

@@ -11,7 +11,7 @@ from turnstile.models import Episode, EpisodeStatus, EpisodeTimings, Limits, Sam
 from turnstile_server.control.protocol import EpisodeEvent
 from turnstile_server.episodes.broadcast import Broadcast
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 
 def change(number: int) -> Episode:

@@ -24,7 +24,7 @@ from turnstile_server.errors import JournalUnavailable
 from turnstile_server.grading.protocol import Work
 from turnstile_server.journal.protocol import Record
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 ON = {"episodes": {"resume_external": True}}
 TASK = {"instruction": "t", "answer": {"kind": "exact", "value": "42"}}
 HELLO = [{"role": "user", "content": "hello"}]

@@ -121,6 +121,7 @@ class Watched:
         return self._renderer.render(messages, tools, most=most)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("inline_chars", "threads", "huge", "leaves_the_loop"),
     [(100, 2, False, False), (1, 2, False, True), (1, 1, False, True), (1, 2, True, True)],

@@ -27,7 +27,7 @@ from turnstile_server.testing.policy import PolicyInput, Step
 from turnstile_server.testing.server import scripted_server
 from waiting import wait_until
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 T = SpanKind
 INLINE: dict[str, Any] = {"instruction": "t"}

@@ -10,7 +10,7 @@ from gate_support import Stage, staged
 
 from turnstile_server.journal.protocol import Record, RecordType
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 
 async def record_of(stage: Stage, episode: dict[str, Any]) -> dict[str, Any]:

@@ -41,6 +41,7 @@ async def ended(stage: Stage, created: dict[str, Any]) -> dict[str, Any]:
                 return shown
 
 
+@pytest.mark.slow
 async def test_work_is_rewarded_by_hidden_tests(tiny_model: Path, tmp_path: Path) -> None:
     async with server(tiny_model, tmp_path) as stage:
         solved = await played(stage, env={"WORK": SOLVE, "TURNS": "3"})
@@ -93,6 +94,7 @@ async def test_an_agent_that_never_ends_is_stopped_and_its_work_judged(tiny_mode
         assert (shown["status"], shown["reward"]) == ("timed_out", 1.0), shown
 
 
+@pytest.mark.slow
 async def test_daemons_left_behind_touch_neither_the_work_nor_the_grading(
     tiny_model: Path, tmp_path: Path
 ) -> None:

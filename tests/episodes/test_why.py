@@ -22,7 +22,7 @@ from turnstile.models.why import MAX_WHY
 from turnstile.visible import visible
 from turnstile_server.episodes.store import Stored, stored_of
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 TEST = """
 import unittest, answer

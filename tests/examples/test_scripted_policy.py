@@ -32,7 +32,7 @@ from turnstile_server.tasks.model import Task
 from turnstile_server.testing.shell_policy import CHARACTERS_PER_COMMAND
 from waiting import wait_until
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 TASK = "Count the files of this folder."
 COMMAND = "ls | wc -l  # not <|im_end|>, not <tool_call>"
@@ -97,7 +97,6 @@ async def whole(engine: SGLangEngine, prompt: Any, sampling: EngineSampling, **o
 
 @pytest.mark.thorough
 @pytest.mark.cases(1)
-@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_agent_behind_a_real_server_gets_the_scripted_calls_and_the_episode_passes_its_audit(
     tiny_model: Path, tmp_path: Path, stream: bool
@@ -184,7 +183,6 @@ async def test_a_completion_ends_where_the_call_says(tiny_model: Path, shared: S
 
 
 @pytest.mark.thorough
-@pytest.mark.slow
 async def test_an_abort_ends_a_stream_with_what_was_sent(tiny_model: Path) -> None:
     async with engine_of(tiny_model, chunk_tokens=2, chunk_pause_s=0.2) as engine:
         chunks = []
@@ -203,7 +201,6 @@ async def test_an_abort_ends_a_stream_with_what_was_sent(tiny_model: Path) -> No
         assert sum(len(chunk.ids) for chunk in chunks) < 20
 
 
-@pytest.mark.slow
 async def test_a_caller_that_goes_away_frees_its_call(tiny_model: Path) -> None:
     async with engine_of(tiny_model, chunk_tokens=1, chunk_pause_s=60.0) as engine:
         prompt, sampling = prompt_of(tiny_model, TASK), EngineSampling(max_new_tokens=200)
@@ -241,7 +238,6 @@ def workers() -> set[int]:
 
 
 @pytest.mark.thorough
-@pytest.mark.slow
 async def test_a_model_process_that_died_is_an_engine_that_is_gone(tiny_model: Path) -> None:
     others = workers()
     async with engine_of(tiny_model) as engine:
@@ -253,7 +249,6 @@ async def test_a_model_process_that_died_is_an_engine_that_is_gone(tiny_model: P
 
 
 @pytest.mark.thorough
-@pytest.mark.slow
 def test_the_command_serves_and_leaves_nothing_behind(tiny_model: Path, tmp_path: Path) -> None:
     script = tmp_path / "script.yaml"
     script.write_text(f"- instruction: {TASK}\n  steps:\n  - text: Done.\n")

@@ -34,6 +34,8 @@ from turnstile_server.rendering.protocol import Renderer
 from turnstile_server.settings import RenderingSettings
 from turnstile_server.tasks.model import Task
 
+pytestmark = pytest.mark.slow
+
 LIMITS = {"max_turns": 10, "max_completion_tokens": 96}
 MOST_BYTES = 12 << 20
 
@@ -80,7 +82,6 @@ def test_an_errand_is_a_task_that_a_faultless_demonstrator_solves_and_nothing_el
 
 
 @pytest.mark.thorough
-@pytest.mark.slow
 def test_errands_as_a_file_are_sound_tasks(tmp_path: Path) -> None:
     """The hidden tests in real sandboxes: the known solution scores 1, doing nothing does not."""
     file = tmp_path / "errands.jsonl"
@@ -113,7 +114,6 @@ def test_habits_make_a_demonstrator_fail_often_and_the_faultless_never(renderer:
 
 
 @pytest.mark.thorough
-@pytest.mark.slow
 def test_the_checkpoint_is_small_and_solves_some_held_out_errands_but_not_all() -> None:
     assert sum(path.stat().st_size for path in TINY.iterdir()) < MOST_BYTES
     found = score(play(TINY, held_out(160, seed=31), seed=31))
@@ -132,7 +132,6 @@ def test_a_new_network_copies_before_it_has_learned_anything() -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.slow
 def test_training_lowers_the_loss_on_demonstrations_that_it_has_not_seen(renderer: Renderer) -> None:
     tokenizer = AutoTokenizer.from_pretrained(TINY)
     network = make_network(tokenizer, seed=5)
@@ -202,14 +201,12 @@ def all_same_in_memory(rollouts: list[Rollout], renderer: Renderer) -> list[int]
 
 
 @pytest.mark.thorough
-@pytest.mark.slow
 def test_an_episode_in_memory_is_the_real_one_token_for_token(played: list[Rollout], renderer: Renderer) -> None:
     turns = all_same_in_memory(played, renderer)
     assert max(turns) > 2
 
 
 @pytest.mark.thorough
-@pytest.mark.slow
 def test_rendering_the_history_again_would_give_other_tokens(played: list[Rollout], renderer: Renderer) -> None:
     """What makes the policy a good example: thinking is dropped from earlier turns, as in templates in use."""
     several = [rollout for rollout in played if len(sample_of(rollout).turn_spans) > 1]

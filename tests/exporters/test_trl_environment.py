@@ -29,6 +29,8 @@ from turnstile.exporters.trl import (
 from turnstile.exporters.trl.environment import ToolFailed
 from turnstile.models import EpisodeStatus
 
+pytestmark = pytest.mark.slow
+
 TASKS: list[dict[str, Any]] = [
     {"id": "sum", "instruction": "2 + 3? Submit it.", "answer": {"value": "5"}},
     {
@@ -171,7 +173,6 @@ def test_the_tools_that_trl_finds_are_those_of_the_tool_door() -> None:
     }
 
 
-@pytest.mark.slow
 def test_trls_synchronous_trainer_takes_them(servers: TurnstileServers, tiny_model: Path, tmp_path: Path) -> None:
     with servers.client() as client:
         tasks = [task for task in client.tasks() if task.id == "sum"]

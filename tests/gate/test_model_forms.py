@@ -17,7 +17,7 @@ from gate_support import says, staged
 from turnstile.models.samples_encoding import decode_forest, decode_samples
 from turnstile_server.rendering.vocabulary import load_vocabulary
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 TEMPLATE = """{% for tool in tools or [] %}{{ tool | tojson }}
 {% endfor %}{% for message in messages %}{%

@@ -116,7 +116,11 @@ async def test_a_body_that_still_comes_is_answered_too(
 async def test_a_control_request_that_outlives_the_grace_is_503_and_one_that_cannot_be_told_is_cut(
     tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, begun: list[Seat]
 ) -> None:
-    async with staged(tiny_model, tmp_path, shutdown_grace_s=0.2) as stage, AsyncExitStack() as stack:
+    never = {"body_timeout_s": 600, "body_stall_s": 600}
+    async with (
+        staged(tiny_model, tmp_path, shutdown_grace_s=0.2, control=never) as stage,
+        AsyncExitStack() as stack,
+    ):
         at = urlsplit(str(stage.control.base_url))
         connections = [
             await stack.enter_async_context(await anyio.connect_tcp(str(at.hostname), int(at.port or 0)))

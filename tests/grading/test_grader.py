@@ -131,6 +131,7 @@ async def test_a_missing_program_of_the_work_is_the_works_fault(provider: Watche
 RUNS = 'set -e\n"$AS_WORK" sh solve.sh > "$TMPDIR/out"\ntest "$(cat "$TMPDIR/out")" = 42\n'
 
 
+@pytest.mark.slow
 async def test_an_exit_status_of_the_works_choice_is_not_taken_for_a_missing_program(provider: Watched) -> None:
     """Where users share a uid, the work can close the folder in which it would be looked for the program."""
     check = {"runner": "command", "expected": [], "command": ["sh", "{tests}/check.sh"]}
@@ -140,6 +141,7 @@ async def test_an_exit_status_of_the_works_choice_is_not_taken_for_a_missing_pro
         assert (await grader(provider).grade(task, work({"solve.sh": script}))).reward == 0.0
 
 
+@pytest.mark.slow
 async def test_modules_below_a_source_folder_are_found_where_the_task_says(provider: Watched) -> None:
     task = the_task(tests={"import_paths": ["src"]})
     moved = work({"src/mathx/__init__.py": FIX})
@@ -147,6 +149,7 @@ async def test_modules_below_a_source_folder_are_found_where_the_task_says(provi
     assert (await grader(provider).grade(the_task(), moved)).reward == 0.0
 
 
+@pytest.mark.slow
 async def test_reward_is_the_product_of_tests_and_answer(provider: Watched) -> None:
     task = the_task(answer={"kind": "numeric", "value": 7})
     judge = grader(provider)
@@ -170,6 +173,7 @@ async def test_a_server_without_sandboxes_says_so() -> None:
         await grader(None).grade(the_task(), FIXED)
 
 
+@pytest.mark.slow
 async def test_infrastructure_failures_are_tried_again_so_often(provider: Watched) -> None:
     before = len(provider.made)
     provider.lost = 1
@@ -188,6 +192,7 @@ print(disk.f_bavail * disk.f_frsize, int(os.stat('/tmp').st_dev == os.stat('.').
 """
 
 
+@pytest.mark.slow
 async def test_work_that_leaves_the_hidden_tests_no_room_scores_0(provider: Watched) -> None:
     sandbox = await provider.create(spec_of(the_task()))
     try:
@@ -255,6 +260,7 @@ async def test_work_that_ended_its_grading_scores_0_where_no_other_attempt_can_b
     assert "the work ended its own grading" in grade.detail["tests"]["note"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", ["workdiff", "show_files.py"])
 async def test_a_program_of_ours_that_fails_on_a_work_makes_no_score(
     provider: Watched, monkeypatch: pytest.MonkeyPatch, program: str
@@ -288,6 +294,7 @@ async def test_a_cancelled_grading_gives_its_sandbox_back(provider: Watched) -> 
     assert provider.left == 0
 
 
+@pytest.mark.slow
 async def test_no_more_than_so_many_are_graded_at_once(provider: Watched) -> None:
     provider.most = 0
     judge = grader(provider, parallel=1)
@@ -303,12 +310,14 @@ async def test_a_diff_that_takes_too_long_scores_0(provider: Watched) -> None:
     assert "out of time" in grade.detail["diff"]["refused"]
 
 
+@pytest.mark.slow
 async def test_more_changes_than_allowed_score_0(provider: Watched) -> None:
     changed = work({"mathx/__init__.py": FIX, "a": "", "b": ""})
     assert (await grader(provider, max_changed_files=3).grade(the_task(), changed)).reward == 1.0
     assert (await grader(provider, max_changed_files=2).grade(the_task(), changed)).reward == 0.0
 
 
+@pytest.mark.slow
 async def test_a_grade_shows_no_more_than_so_many_of_each(provider: Watched) -> None:
     files = {f"file-{number}": "" for number in range(9)}
     grade = await grader(provider, max_shown=2).grade(the_task(), work(files))

@@ -128,6 +128,7 @@ def gone(pid: int) -> bool:
         return True
 
 
+@pytest.mark.slow
 async def test_an_openenv_rubric_is_a_grader_and_its_children_stand_beside_it() -> None:
     graded = await grader(None).grade(the_task("rubric", "TREE"), Work(answer="long enough"))
     assert graded.reward == pytest.approx(0.8 * 0.25 + 0.2)
@@ -218,6 +219,7 @@ async def test_a_text_that_no_check_can_follow_is_0_and_a_schema_without_an_end_
         await grader(None).grade(the_task("json_schema", schema={"$ref": "#"}), Work(answer="1"))
 
 
+@pytest.mark.slow
 async def test_a_text_that_takes_too_long_to_check_is_0() -> None:
     slow = the_task("json_schema", schema={"type": "string", "pattern": "^(a+)+$"})
     graded = await grader(None, schema_timeout_s=3).grade(slow, Work(answer=f'"{"a" * 40}b"'))

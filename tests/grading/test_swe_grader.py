@@ -140,6 +140,7 @@ async def test_work_that_keeps_its_tests_from_a_result_scores_0(
     assert provider.left == 0
 
 
+@pytest.mark.slow
 @IN_ONE_KIND
 async def test_time_that_swebench_takes_is_not_the_works(provider: Watched, starts: Path) -> None:
     judge = judge_of(provider, python(starts, "hangs"), timeout_s=3, package_timeout_s=60)
@@ -184,6 +185,7 @@ async def test_work_whose_log_the_package_fails_on_scores_0(provider: Watched, s
     assert "IndexError" in odd.detail["swe"]["note"]
 
 
+@pytest.mark.slow
 @IN_ONE_KIND
 async def test_work_whose_log_stalls_the_package_scores_0_and_holds_up_no_other(
     provider: Watched, starts: Path
@@ -224,6 +226,7 @@ async def test_the_untouched_task_is_judged_once_for_all_works_that_keep_their_t
     assert made == [2, 3, 5]
 
 
+@pytest.mark.slow
 @IN_ONE_KIND
 async def test_a_log_that_stalls_the_package_without_any_work_is_nobodys_0(
     provider: Watched, starts: Path
@@ -237,6 +240,7 @@ async def test_a_log_that_stalls_the_package_without_any_work_is_nobodys_0(
         await judge.close()
 
 
+@pytest.mark.slow
 @IN_ONE_KIND
 async def test_work_whose_tests_hang_scores_0(provider: Watched, starts: Path) -> None:
     hung = await graded(provider, python(starts), the_task(timeout_s=2), work("while True:\n    pass\n"))

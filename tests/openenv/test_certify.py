@@ -200,6 +200,7 @@ def test_one_task_without_a_solution_keeps_the_whole_set_from_passing(tmp_path: 
     assert (oracle["measured"]["pass"], oracle["measured"]["skip"]) == (1, 1)
 
 
+@pytest.mark.slow
 def test_a_grader_that_everything_passes_fails_floor_and_canaries(tmp_path: Path) -> None:
     done = certified(function(tmp_path, "def score(**_): return 1.0\n", gold={"answer": "x"}))
     assert "judged: doing nothing earns 1; at most 0.9 is allowed" in failure(done, CheckId.FLOOR)
@@ -359,6 +360,7 @@ def test_a_manifest_that_promises_something_else_fails(
     assert said in failure(certified(written(tmp_path, QUESTION), "--manifest", manifest), check_id)
 
 
+@pytest.mark.slow
 def test_the_manifest_decides_what_is_the_most_and_how_near_is_enough(tmp_path: Path) -> None:
     code = "def score(*, answer, **_): return 0.95 if answer == 'x' else 0.3\n"
     tasks = function(tmp_path, code, gold={"answer": "x", "reward": 0.95})

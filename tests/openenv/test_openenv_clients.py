@@ -11,7 +11,7 @@ from openenv_support import ANSWER, TASK, base_url
 from control_support import Door
 from turnstile_server.control.openenv.openenv_types import TurnstileAction
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 
 async def test_the_generic_client_drives_an_episode_to_its_reward(door: Door) -> None:

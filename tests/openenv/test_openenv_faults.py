@@ -19,7 +19,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from control_support import Door, OpenDoor
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 
 @pytest.fixture
@@ -78,7 +78,6 @@ async def test_a_step_has_the_time_it_asks_for_and_says_when_it_is_over(door: Do
 
 
 @pytest.mark.thorough
-@pytest.mark.slow
 async def test_a_step_may_last_longer_than_the_framework_s_30_seconds(door: Door, paused: None) -> None:
     async with wired(door) as wire:
         await wire.reset()
@@ -205,7 +204,6 @@ def served(tmp_path: Path, tiny_model: Path) -> Any:
 
 
 @pytest.mark.thorough
-@pytest.mark.slow
 async def test_the_server_stops_at_once_with_sockets_open(served: Served) -> None:
     async with connect(served.url.replace("http://", "ws://") + "/ws", proxy=None) as connection:
         wire = Wire(connection)

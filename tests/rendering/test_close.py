@@ -100,6 +100,7 @@ def test_the_templates_own_end_token_inside_thinking_is_not_repeated(qwen: Rende
     assert context(qwen, "<think>\nI was<|im_end|>", USER_GO) == f"\n{GO}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(CHATML_FAMILY))
 def test_every_template_writes_its_close_behind_another_end_token(folder: Folder, name: str) -> None:
     subject = create_renderer(folder(CHATML_FAMILY[name], ["<|im_end|>", "<|endoftext|>"]), RenderingSettings())
@@ -183,6 +184,7 @@ def test_a_template_without_a_close_goes_on_with_the_next_role(folder: Folder) -
     assert isinstance(other, CannotBridge)
 
 
+@pytest.mark.slow
 def test_the_template_policy_breaks_only_where_thinking_would_be_dropped(folder: Folder) -> None:
     made = folder(QWEN3, ["<|im_end|>", "<|endoftext|>"])
     subject = create_renderer(made, RenderingSettings(thinking_history="template"))

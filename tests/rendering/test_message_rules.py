@@ -22,6 +22,8 @@ from turnstile_server.rendering.protocol import Bridge, PathEnd
 from turnstile_server.rendering.template import TemplateRenderer
 from turnstile_server.settings import RenderingSettings
 
+pytestmark = pytest.mark.slow
+
 TURN = "<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
 PROMPT = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 LATE = "message.role == 'system' and not loop.first"

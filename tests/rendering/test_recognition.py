@@ -20,6 +20,8 @@ from turnstile_server.rendering.protocol import Bridge, PathEnd
 from turnstile_server.rendering.template import TemplateRenderer
 from turnstile_server.settings import RenderingSettings
 
+pytestmark = pytest.mark.slow
+
 Made = Callable[..., TemplateRenderer]
 
 LOOP = """{% if tools %}<|im_start|>system

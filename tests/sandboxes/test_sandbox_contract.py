@@ -127,6 +127,7 @@ async def test_a_process_ended_by_a_signal_has_128_and_its_number(sandbox: Helpe
     assert (await sh(sandbox, "kill -KILL $$")).exit_code == 137
 
 
+@pytest.mark.slow
 async def test_after_its_time_a_command_is_killed_with_all_it_started(sandbox: HelperSandbox) -> None:
     # A child in the group, one that ignores what it can, one in another process group of the session.
     script = f"""
@@ -224,6 +225,7 @@ async def test_of_a_flood_of_output_the_first_and_the_last_half_are_kept(sandbox
     assert (result.stdout, result.stderr, result.dropped_bytes) == (b"", b"", 10_000_300)
 
 
+@pytest.mark.slow
 async def test_output_without_end_stays_within_the_helpers_memory(
     sandbox: HelperSandbox, backend: Backend
 ) -> None:
@@ -412,6 +414,7 @@ async def test_a_killed_helper_fails_its_commands_and_leaves_nothing_after_destr
     assert backend.traces(sandbox.sandbox_id, run_dir) == []
 
 
+@pytest.mark.slow
 async def test_a_helper_that_no_longer_answers_is_given_up(
     backend: Backend,
     sandbox_settings: SandboxSettings,

@@ -19,6 +19,7 @@ def nearest(path: str) -> set[str]:
     }
 
 
+@pytest.mark.slow
 def test_every_file_of_the_product_leads_to_a_test() -> None:
     files = [path for folder in PRODUCT.values() for path in folder.rglob("*.py")]
     assert len(files) > 500

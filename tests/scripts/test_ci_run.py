@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 RUN = (Path(__file__).resolve().parents[2] / ".ci" / "run").read_text()
 FUNCTIONS, _, REST = RUN.partition("\nmissing=()\n")
 SUMMARY = REST[REST.index("printf '\\n=== summary") :]

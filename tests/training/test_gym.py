@@ -27,6 +27,8 @@ from turnstile import Client, InvalidRequest, ServerUnavailable, Timeout, Turnst
 from turnstile.gym import AgentEnv, EpisodeFailed, PromptTooLong, pack
 from waiting import wait_until_sync
 
+pytestmark = pytest.mark.slow
+
 END = "<|im_end|>"
 TASKS = ["sum-1", "sum-2", "sum-4"]
 WIDTH = 48
@@ -306,7 +308,6 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-@pytest.mark.slow
 def test_a_killed_environment_leaves_no_episode_open(tiny_model: Path, tmp_path: Path) -> None:
     """Its agent's call runs into engine.completion_timeout_s, and the agent gives up."""
     settings: dict[str, Any] = {"sandboxes": {"kind": "local"}, "engine": {"completion_timeout_s": 0.5}}
@@ -351,7 +352,6 @@ def _agents() -> set[int]:
     return found
 
 
-@pytest.mark.slow
 def test_a_server_that_stops_is_an_error_of_the_step(tiny_model: Path, tmp_path: Path) -> None:
     running = trainer_server(tiny_model, tmp_path, sandboxes={"kind": "local"})
     server = running.__enter__()

@@ -27,7 +27,7 @@ from waiting import wait_until
 
 __all__ = ["engine", "open_door"]
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 END = "<|im_end|>"
 NO_SANDBOX = ["--sandbox", "none"]
@@ -489,7 +489,6 @@ async def kill_while_a_call_waits(model: Path, data_dir: Path) -> tuple[dict[str
 
 
 @pytest.mark.thorough
-@pytest.mark.slow
 async def test_a_server_killed_while_a_call_waits_keeps_what_was_acknowledged(
     tiny_model: Path, tmp_path: Path
 ) -> None:

@@ -18,7 +18,7 @@ from turnstile_server.kinds.worlds.episode_world import Worlds
 from turnstile_server.testing.world_play import WorldAgent, WorldServer, world_server
 from waiting import wait_until
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 SOURCE = Path(__file__).with_name("odd_worlds.py")
 SETTINGS = {
@@ -350,7 +350,6 @@ print(play(sys.argv[1], nothing, task="grade-blocks", settings={"worlds": {"grad
 """
 
 
-@pytest.mark.slow
 def test_a_process_ends_although_a_world_never_returned() -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, SOURCE], capture_output=True, text=True, timeout=120, check=False

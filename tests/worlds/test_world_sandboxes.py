@@ -133,6 +133,7 @@ async def launched(source: Path, task: str, policy: object) -> PlayedEpisode:
         return await server.play("plain-loop", task)
 
 
+@pytest.mark.slow
 async def test_a_launched_agent_buys_in_the_shop_and_has_no_shell() -> None:
     def policy(call: PolicyInput) -> Step:
         assert "bash" not in call.tools
@@ -152,6 +153,7 @@ async def test_a_launched_agent_buys_in_the_shop_and_has_no_shell() -> None:
     assert played.episode.instruction in played.turns[0].new_messages[-1].content
 
 
+@pytest.mark.slow
 async def test_a_launched_agent_talks_to_the_user_in_plain_text() -> None:
     def policy(call: PolicyInput) -> Step:
         wanted = re.findall(r"It is the (\w+)\.", call.prompt)
