@@ -71,7 +71,7 @@ async def test_the_time_of_each_command_is_that_of_the_settings(
     monkeypatch.setattr(provider, "create", create)
     judge = grader(provider, probe_timeout_s=51, runner_grace_s=52, diff_timeout_s=53)
     assert (await judge.grade(the_task(tests={"timeout_s": 48}), FIXED)).reward == 1.0
-    assert times == [51, 53, 100]
+    assert times == [51, 53, 148]
 
 
 async def test_the_set_up_is_there_and_the_hidden_tests_are_not_while_the_diff_is_made(provider: Watched) -> None:

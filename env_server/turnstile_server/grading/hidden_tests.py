@@ -243,6 +243,7 @@ class _HiddenTestsJudge:
             "import_paths": tests.import_paths,
             "expected": tests.expected,
             "trust": tests.trust,
+            "in_place": tests.in_place,
             "timeout_s": tests.timeout_s,
             "max_shown": self._bounds.max_shown,
         }
@@ -252,7 +253,7 @@ class _HiddenTestsJudge:
                 user=User.TESTS,
                 launches=User.WORK if tests.trust == "boundary" else None,
                 stdin=json.dumps(config).encode(),
-                timeout_s=tests.timeout_s + self._bounds.runner_grace_s,
+                timeout_s=(1 if tests.in_place else 2) * tests.timeout_s + self._bounds.runner_grace_s,
                 max_output_bytes=RESULT_BYTES,
             )
         )

@@ -89,6 +89,11 @@ class HiddenTests(FilesOptions):
         "boundary",
         description="`boundary`: the work runs apart from what judges it; `in_process`: tests import and run it.",
     )
+    in_place: bool = Field(
+        False,
+        description="Tests are about what a call does to its arguments although it gives a value, as `pop(xs)` "
+        "does. Else tests must pass with the arguments as they were, too.",
+    )
     protected: tuple[str, ...] = Field(
         (), description="Paths (globs) of the work folder whose changes are left out of the diff."
     )

@@ -15,7 +15,7 @@ Reading = Literal["exit", "log", "file", "token"]
 ALL: frozenset[Reading] = frozenset(("exit", "log", "file", "token"))
 STATUS: frozenset[Reading] = frozenset(("exit", "file", "token"))
 """All that follow from the exit status of the tests."""
-Kind = Literal["module", "steered", "fake", "raises", "sets", "program", "output", "file", "git"]
+Kind = Literal["module", "steered", "fake", "raises", "sets", "ranked", "program", "output", "file", "git"]
 """What is judged; ``judged.py`` has a task of each."""
 Content = str | tuple[str, str]
 """Text, or a special member of an archive (``grading_support.SPECIAL``)."""

@@ -64,6 +64,17 @@ class Hidden(unittest.TestCase):
         with self.assertRaises(ValueError):
             double(-17)
 """
+RANKED = """
+import unittest
+from mathx import ranked
+class Hidden(unittest.TestCase):
+    def test_two(self):
+        xs = [2, 1]
+        self.assertEqual(ranked(xs), sorted(xs))
+    def test_seventeen(self):
+        xs = [17, 3, 5]
+        self.assertEqual(ranked(xs), sorted(xs))
+"""
 SETS = """
 import unittest
 from mathx import doubles
@@ -97,6 +108,7 @@ _IMPORTED: dict[Kind, tuple[dict[str, str], str]] = {
     "steered": ({"mathx/__init__.py": f"{BUG}async def adouble(n):\n    return n + 1\n"}, STEERED),
     "fake": ({"mathx/__init__.py": "def pay(till, n):\n    till.take(n)\n"}, FAKE),
     "raises": ({"mathx/__init__.py": BUG}, RAISES),
+    "ranked": ({"mathx/__init__.py": "def ranked(xs):\n    return xs\n"}, RANKED),
     "sets": ({"mathx/__init__.py": "def doubles(many):\n    return set(many)\n"}, SETS),
 }
 _CHECKED: dict[Kind, tuple[dict[str, str], dict[str, str]]] = {
@@ -117,6 +129,7 @@ GOLD: dict[Kind, dict[str, Content]] = {
         "mathx/__init__.py": "def double(n):\n    if n < 0:\n        raise ValueError(n)\n    return 2 * n\n"
     },
     "sets": {"mathx/__init__.py": "def doubles(many):\n    return {2 * n for n in many}\n"},
+    "ranked": {"mathx/__init__.py": "def ranked(xs):\n    return sorted(xs)\n"},
     "program": {"total.sh": "echo $(($1 + $2))\n"},
     "output": {"total.sh": 'echo "the total is $(($1 + $2))" > out.txt\n'},
     "file": {"out.txt": "4711 is the answer\n"},

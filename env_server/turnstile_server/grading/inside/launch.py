@@ -66,8 +66,8 @@ def descriptor() -> int:
     number = os.environ.get(VARIABLE, "")
     if not number.isdigit():
         raise CannotLaunch(
-            "there is no launcher here: this sandbox has no helper inside, the descriptor was not passed on, or no "
-            "file of the tests names AS_WORK or turnstile_tests"
+            "there is no launcher here: this sandbox has no helper inside, the descriptor was not passed on, or "
+            "no file of the tests names AS_WORK or turnstile_tests"
         )
     return int(number)
 

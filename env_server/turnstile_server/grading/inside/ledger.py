@@ -35,6 +35,8 @@ class TestReports:
         self.output = b""
         """The process's output: to be shown, never read."""
         self.done = False
+        self.changed = False
+        """The work changed an argument of a call that gave a value."""
         self.broken: str | None = None
         """The rule that a line broke, as a sentence."""
         self.seconds: dict[str, float] = {}
@@ -63,6 +65,7 @@ class TestReports:
             if said["done"] != self._ended:
                 self.refuse(f"{self._ended} tests ended, and {said['done']} are said to have")
             self.done = True
+            self.changed = said.get("changed") is True
         return None
 
     def ended(self, exit_status: int) -> None:

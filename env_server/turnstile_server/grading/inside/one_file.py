@@ -173,7 +173,7 @@ def own_folder_for_pytest(shared: str) -> None:
 
 def prepare_boundary(config: dict[str, Any], pytest: Any) -> WorkProcess:
     """Everything that keeps the work out of this process."""
-    work = WorkProcess(launch.launch, [*config["site"], *config["work_paths"]])
+    work = WorkProcess(launch.launch, [*config["site"], *config["work_paths"]], keeps_arguments=config["keeps"])
     taken = {name.split(".")[0] for name in sys.modules}
     WorkImporter(work, names_of(config["work_paths"]) - taken).install()
     if pytest is not None:
@@ -207,7 +207,7 @@ def main() -> int:
             run_pytest(run, pytest)
     except BaseException as error:  # noqa: BLE001 - whatever the work raises on import is its own failure
         reporter.note(described(type(error), error))
-    reporter.done()
+    reporter.done(changed=work is not None and work.changed_arguments)
     sys.stdout.flush()
     sys.stderr.flush()
     if work is not None:

@@ -65,8 +65,9 @@ class Reporter:
     def note(self, text: str) -> None:
         self._send({"note": text[-MESSAGE:]})
 
-    def done(self) -> None:
-        self._send({"done": self._ended})
+    def done(self, *, changed: bool = False) -> None:
+        """``changed``: the work changed an argument of a call that gave a value."""
+        self._send({"done": self._ended, "changed": changed})
 
 
 def described(kind: Any, error: Any) -> str:

@@ -1,11 +1,16 @@
-"""Which mutable containers a call has changed: their contents before and after, by identity.
+"""Which mutable containers a call has changed, their contents before and after, by identity; and copies of them.
 
 Python 3.9 or later, standard library only.
 """
 
 from __future__ import annotations
 
+import collections
+import copy
 from typing import Any
+
+_MAPPINGS = (dict, collections.OrderedDict, collections.Counter, collections.defaultdict)
+_ROWS = (list, collections.deque)
 
 
 def snapshot(container: Any) -> Any:
@@ -28,3 +33,28 @@ def same(one: Any, other: Any) -> bool:
     if isinstance(one, bytearray):
         return bool(one == other)
     return len(one) == len(other) and all(a is b for a, b in zip(one, other))  # noqa: B905
+
+
+def copies(containers: list[Any]) -> list[Any]:
+    """The same containers once more, which hold one another as those do, and everything else by reference."""
+    made: dict[int, Any] = {}
+
+    def copied(value: Any) -> Any:
+        kind = type(value)
+        if id(value) in made:
+            return made[id(value)]
+        if kind in (tuple, frozenset):
+            return kind([copied(each) for each in value])
+        if kind not in (*_MAPPINGS, *_ROWS, set, bytearray):
+            return value
+        new = made[id(value)] = copy.copy(value)
+        if kind in _MAPPINGS:
+            new.clear()
+            for key, each in value.items():
+                dict.__setitem__(new, copied(key), copied(each))
+        elif kind in _ROWS:
+            new.clear()
+            new.extend([copied(each) for each in value])
+        return new
+
+    return [copied(each) for each in containers]

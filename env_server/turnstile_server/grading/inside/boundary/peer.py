@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Generator
 from typing import Any
 
-from .changes import same, snapshot
+from .changes import copies, same, snapshot
 from .exports import Exports, Rules
 from .failures import Failures
 from .guard import in_event_loop, without_meaning
@@ -53,6 +53,10 @@ class Peer:
         """Raised again when the work's call returns, so that the work cannot catch it."""
         self.before_asking: Callable[[], None] | None = None
         """Called before each operation that is not part of another."""
+        self.keeps_arguments = False
+        """What a call made of its arguments is seen in the value that it gave, and not in the arguments."""
+        self.changed_arguments = False
+        """A call gave a value, and changed an argument."""
         self._channel = channel
         self._name = name
         self._mailboxes = Mailboxes(self._serve)
@@ -153,11 +157,16 @@ class Peer:
             return (*self._result(message, encoder), ended)
 
     def _result(self, message: dict[str, Any], encoder: Encoder) -> tuple[Any, bool]:
-        decoder = Decoder(self.imports.load, encoder.containers)
+        arguments = encoder.containers
+        if self.rules.strict and message.get("m") and message.get("r") is not None:
+            self.changed_arguments = True
+            if self.keeps_arguments:
+                arguments = copies(arguments)
+        decoder = Decoder(self.imports.load, arguments)
         try:
             value = decoder.decode(message.get("e") if "e" in message else message.get("r"))
             for index, contents in message.get("m", ()):
-                decoder.refill(encoder.containers[index], contents)
+                decoder.refill(arguments[index], contents)
         except (WireError, LookupError, TypeError, ValueError) as error:
             self.lose(f"{self._name} sent what is no value: {error}")
             raise BoundaryError(str(self.lost)) from None

@@ -107,9 +107,11 @@ def _module(path: Path) -> tuple[str, str, str | None]:
 
 
 class WorkProcess:
-    """The work's process, started once, when it is first needed. ``paths``: what it imports from."""
+    """The work's process, started once, when it is first needed. ``paths``: what it imports from.
+    ``keeps_arguments``: see ``Peer``."""
 
-    def __init__(self, launch: Launch, paths: list[str]) -> None:
+    def __init__(self, launch: Launch, paths: list[str], *, keeps_arguments: bool = False) -> None:
+        self._keeps_arguments = keeps_arguments
         self._launch = launch
         self._paths = paths
         self._peer: Peer | None = None
@@ -133,6 +135,11 @@ class WorkProcess:
         """Failures of tests that the work was told of. Ask only where the work was ``started``, ended or not."""
         assert self._peer is not None
         return self._peer.failures
+
+    @property
+    def changed_arguments(self) -> bool:
+        """See ``Peer``."""
+        return self._peer is not None and self._peer.changed_arguments
 
     @property
     def started(self) -> bool:
@@ -176,6 +183,7 @@ class WorkProcess:
         peer = Peer(Channel(ours), TestsRules(), "the work")
         peer.service.add("write", self._write)
         peer.service.add("read", self._read)
+        peer.keeps_arguments = self._keeps_arguments
         peer.before_asking = self._tell_surroundings
         peer.start(first=0)
         return peer
