@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .boundary.proxies import BoundaryError, origin_of
+from .judged_files import read_no_other
 
 _PROGRAMS = frozenset(
     (
@@ -47,7 +48,7 @@ _IN_HAND = (tuple, list)
 
 def refuse_programs(work: str, tests: str, shared: str) -> None:
     """From now on this process starts no program, unpickles nothing, loads no library and runs no code of a folder
-    that the work can write to, and the files of ``tests`` run no text as code."""
+    that the work can write to, reads there what lies there, and the files of ``tests`` run no text as code."""
     own = tests.rstrip("/") + "/"
     judges = (own, os.path.dirname(os.path.abspath(__file__)) + "/")
     folders = [each for folder in (work, shared) for each in (folder.rstrip("/"), os.path.realpath(folder))]
@@ -100,6 +101,7 @@ def refuse_programs(work: str, tests: str, shared: str) -> None:
             )
 
     sys.addaudithook(hook)
+    read_no_other(theirs, judges)
 
 
 def _is_of_file(code: types.CodeType, where: Callable[[str], bool]) -> bool:

@@ -1,0 +1,81 @@
+"""What hidden tests in Python read of the work's folders: regular files that lie there."""
+
+from __future__ import annotations
+
+import pytest
+from grading_support import Watched, grader, the_task, work
+
+pytestmark = pytest.mark.anyio
+
+HIDDEN = """
+import io, json, os, pathlib, shutil, tempfile, unittest
+from mathx import write
+EXPECTED = pathlib.Path(__file__).with_name("expected.txt")
+READ = {
+    "open": lambda path: open(path).read(),
+    "io": lambda path: io.open(path, encoding="utf-8").read(),
+    "pathlib": lambda path: pathlib.Path(path).read_text(),
+    "bytes": lambda path: pathlib.Path(path).read_bytes().decode(),
+    "os": lambda path: os.read(os.open(path, os.O_RDONLY), 100).decode(),
+    "opener": lambda path: open(path, opener=os.open).read(),
+    "copy": lambda path: pathlib.Path(shutil.copy(path, tempfile.mkdtemp())).read_text(),
+    "fdopen": lambda path: os.fdopen(os.open(os.fsencode(path), os.O_RDONLY)).read(),
+}
+class Hidden(unittest.TestCase):
+    def test_read(self):
+        for name, read in READ.items():
+            with self.subTest(name), open(EXPECTED) as want:
+                write("out.txt", want.fileno())
+                self.assertEqual(read("out.txt"), EXPECTED.read_text())
+    def test_made(self):
+        with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as want:
+            want.write("5\\n")
+            want.flush()
+            path = os.path.join(folder, "out.txt")
+            write(path, want.fileno())
+            self.assertEqual(open(path).read(), "5\\n")
+    def test_written(self):
+        with open("in.txt", "w") as file:
+            file.write("1")
+        self.assertEqual(os.stat("in.txt").st_mode & 0o111, 0)
+        os.makedirs("folder", exist_ok=True)
+        os.symlink("../in.txt", "folder/link")
+        self.assertEqual(open("folder/link").read(), "1")
+        os.unlink("folder/link")
+        with self.assertRaises(FileNotFoundError):
+            open("folder/link")
+        self.assertEqual(json.load(open(1 and EXPECTED)), 5)
+"""
+WRITE = {
+    "a file": ("open(path, 'w').write('5\\n')", 1.0),
+    "a link within the folder": (
+        "open('true.txt', 'w').write('5\\n'); os.symlink(os.path.abspath('true.txt'), path)",
+        1.0,
+    ),
+    "a link to what the test has open": ("os.symlink(f'/proc/self/fd/{number}', path)", 0.0),
+    "the same by way of /dev": ("os.symlink(f'/dev/fd/{number}', path)", 0.0),
+    "by a link to a link": (
+        "os.symlink(f'/proc/self/fd/{number}', 'other' + str(number))\n"
+        "    os.symlink(os.path.abspath('other' + str(number)), path)",
+        0.0,
+    ),
+}
+
+
+@pytest.mark.parametrize("how", WRITE)
+@pytest.mark.parametrize("test", ["read", "made"])
+async def test_a_file_is_what_the_work_wrote(provider: Watched, test: str, how: str) -> None:
+    code, reward = WRITE[how]
+    made = (
+        "import os\ndef write(path, number):\n    if os.path.lexists(path):\n        os.unlink(path)\n"
+        "    if os.path.lexists('other' + str(number)):\n        os.unlink('other' + str(number))\n"
+        f"    {code}\n"
+    )
+    tests = {
+        "files": {"inline": {"test_hidden.py": HIDDEN, "expected.txt": "5\n"}},
+        "expected": [f"test_hidden.Hidden.test_{test}", "test_hidden.Hidden.test_written"],
+    }
+    grade = await grader(provider).grade(the_task(tests=tests), work({"mathx/__init__.py": made}))
+    assert grade.reward == reward, grade.detail
+    failed = {one["id"] for one in grade.detail["tests"].get("failed", ())}
+    assert failed == (set() if reward else {f"test_hidden.Hidden.test_{test}"})
