@@ -30,7 +30,7 @@ from typing import Any, Optional
 from ..launch import VARIABLE  # noqa: TID252 - there is no turnstile_server inside
 from .folders import CHANGES, SharedFolders
 from .pace import keep_equal
-from .wire import CHUNK, Wire, WireBroken
+from .wire import CHUNK, Wire, WireBroken, standard_wire
 
 _CANNOT_RUN, _NOT_THERE = 126, 127
 _STREAMS = 3
@@ -40,12 +40,9 @@ _GONE = "the sandbox of the work is gone"
 
 
 def main() -> int:
-    wire = Wire(os.dup(0), os.dup(1))
+    wire = standard_wire()
     frames = wire.frames()
     config, _ = next(frames)
-    null = os.open(os.devnull, os.O_RDWR)
-    os.dup2(null, 0)
-    os.dup2(2, 1)
     folders = SharedFolders(config["roots"], wire, own=True)
     side = CheckSide(wire, folders)
     threading.Thread(target=side.serve, args=(frames,), daemon=True).start()

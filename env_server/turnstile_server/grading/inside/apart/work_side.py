@@ -27,7 +27,7 @@ from ..launch import (  # noqa: TID252 - there is no turnstile_server inside
 )
 from .folders import CHANGES, SharedFolders
 from .pace import keep_equal
-from .wire import CHUNK, Wire, WireBroken
+from .wire import CHUNK, Wire, WireBroken, standard_wire
 
 _GRACE_S = 0.25
 _MOST_LEFT = 1 << 20
@@ -35,12 +35,9 @@ _MOST_LEFT = 1 << 20
 
 
 def main() -> int:
-    wire = Wire(os.dup(0), os.dup(1))
+    wire = standard_wire()
     frames = wire.frames()
     config, _ = next(frames)
-    null = os.open(os.devnull, os.O_RDWR)
-    os.dup2(null, 0)
-    os.dup2(2, 1)
     folders = SharedFolders(config["roots"], wire, own=False)
     programs: dict[int, _Program] = {}
     lock = threading.Lock()
