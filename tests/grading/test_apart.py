@@ -71,7 +71,8 @@ echo text > in.txt; echo old > gone.txt; mkdir sub; chmod 777 sub; echo kept > s
 w files.sh sub/new; is $? 0 "status of files"
 is "$(cat made/below/out.txt)" text "a file that it made"
 test -e gone.txt && { echo "gone.txt is left"; exit 1; }
-is "$(readlink latest)" made/below "a link"; is "$(cat latest/out.txt)" text "a file by a link"
+test -L latest && { echo "a link came over"; exit 1; }; is "$(cat latest/out.txt)" text "a file behind a link"
+is "$("$AS_WORK" readlink latest)" made/below "a link, of the work's program"
 is "$(cat sub/new)$(cat sub/kept)" xkept "beside another"
 w run.sh; test -x tool || { echo "not executable"; exit 1; }
 
@@ -150,6 +151,10 @@ ATTACKS = {
         SUM.format(given="2 3") + 'cat "${0%/*}/expected" > answer.txt; cmp out.txt answer.txt\n',
         "ln -sf answer.txt out.txt",
     ),
+    "a link to what the check writes over": (
+        '"$AS_WORK" sh sum.sh 2 3 > got\ncat "${0%/*}/expected" > want; cmp got want || cmp out.txt want\n',
+        "echo 0 > want; for each in got out.txt; do ln -sf want $each; done",
+    ),
     "a folder that is a link": (
         SUM.format(given="2 3") + 'mkdir -p want; cat "${0%/*}/expected" > want/n; cmp have/n want/n\n',
         "ln -s want have",
@@ -172,7 +177,7 @@ async def test_no_program_of_the_work_says_what_is_read_of_it(provider: Watched,
     start = "test -s sum.sh || exit 1\n"
     files = {"check_sh": start + check, "expected": "5\n"}
     assert (await graded(provider, {"sum.sh": f"{does}\n"}, **files)).reward == 0.0
-    honest = "mkdir -p have; echo $(($1 + $2)) | tee have/n > out.txt\n"
+    honest = "mkdir -p have; echo $(($1 + $2)) | tee have/n > out.txt; cat out.txt\n"
     grade = await graded(provider, {"sum.sh": honest}, **files)
     assert grade.reward == 1.0, grade.detail["tests"]["output"]
 

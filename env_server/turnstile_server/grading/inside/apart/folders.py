@@ -3,8 +3,8 @@ it was last equal is told to the other.
 
 What must hold on the check's side (``own``), where the other side is the work's: a change names a path below one
 of the folders, through no link; what is there and was never told to the other side is neither replaced nor
-removed; a file arrives as a regular one with its bytes, and one that the check made arrives nowhere by another
-name: a link stays one only where it leads to something that came from the work.
+removed; what arrives is a folder, or a regular file with its bytes. So a link that the work makes is told as what
+it leads to, if that lies in these folders: the check may later write what is to be compared where a link leads.
 
 A file that the other side's user could not read is not told. Sockets, pipes and devices are not, either.
 
@@ -25,6 +25,8 @@ from .wire import CHUNK, FILES, Wire
 
 _READABLE, _PASSABLE = stat.S_IROTH, stat.S_IXOTH
 _MOST_PATH = 4096
+_MOST_BEHIND_LINKS = 10_000
+"""Paths that are told of what lies behind links to folders."""
 CHANGES = frozenset(("file", "dir", "link", "gone", "changed"))
 """Frames that are this module's."""
 
@@ -36,8 +38,17 @@ class _Entry(NamedTuple):
     """``file``, ``dir`` or ``link``."""
     mark: tuple[Any, ...]
     """Differs when it has changed."""
-    of_check: bool
-    """The check made it, or changed it."""
+
+
+class _Seen(NamedTuple):
+    """What was found at a path."""
+
+    entry: _Entry
+    open_to_others: bool
+    """Another user could read it, or enter it."""
+    number: int
+    """Of the file; all folders are of one file system, or of few."""
+    by_link: bool = False
 
 
 class SharedFolders:
@@ -50,11 +61,9 @@ class SharedFolders:
         self._lock = threading.Lock()
         self._sending = threading.Lock()
         self._known: dict[str, _Entry] = {}
-        self._known = {path: entry._replace(of_check=False) for path, entry in self._scan(everything=True).items()}
+        self._known = self._scan(everything=True)
         self._coming: dict[str, tuple[int, str]] = {}
         """Files that arrive in parts: descriptor and temporary path."""
-        self._links: dict[str, str] = {}
-        """Links that wait until what they lead to is here: path to target."""
 
     def send_changes(self) -> None:
         """Tells the other side what changed here, and that this is all. Raises WireBroken."""
@@ -78,16 +87,14 @@ class SharedFolders:
         """One change of the other side's. What may not be is passed over."""
         do, path = header["do"], header.get("path", "")
         with self._lock, contextlib.suppress(OSError):
-            if do == "changed":
-                self._make_links()
-            elif not self._is_ours(path):
+            if do == "changed" or not self._is_ours(path):
                 pass
             elif do == "gone":
                 self._remove(path)
             elif do == "dir":
                 self._make_folder(path, int(header["mode"]))
             elif do == "link":
-                self._links[path] = str(header["target"])
+                self._make_link(path, str(header["target"]))
             else:
                 self._take_part(path, header, payload)
         if do == "file":
@@ -97,23 +104,45 @@ class SharedFolders:
 
     def _scan(self, *, everything: bool = False) -> dict[str, _Entry]:
         """Every path below the folders, folders before what is in them; on the check's side without what it keeps
-        to itself. ``everything``: with that."""
+        to itself. ``everything``: with that, and links as links."""
         found: dict[str, _Entry] = {}
-        waiting = list(reversed(self._roots))
+        behind_links = 0
+        # With the numbers of the folders above, from the first behind a link on: none is told below itself.
+        waiting: list[tuple[str, frozenset[int]]] = [(root, frozenset()) for root in self._roots]
         while waiting:
-            folder = waiting.pop()
+            folder, above = waiting.pop()
             with contextlib.suppress(OSError), os.scandir(folder) as entries:
                 for each in sorted(entries, key=lambda one: one.name):
-                    with contextlib.suppress(OSError):
-                        seen = _seen(each.path, each.stat(follow_symlinks=False), self._own)
-                        if seen is None or not _encodable(each.path):
-                            continue
-                        entry, open_to_others = seen
-                        if everything or not self._own or open_to_others or self._same(each.path, entry):
-                            found[each.path] = entry
-                            if entry.kind == "dir":
-                                waiting.append(each.path)
+                    seen = self._look(each, everything)
+                    if seen is None or seen.number in above or behind_links > _MOST_BEHIND_LINKS:
+                        continue
+                    behind = above | {seen.number} if above or seen.by_link else above
+                    behind_links += bool(behind)
+                    found[each.path] = seen.entry
+                    if seen.entry.kind == "dir":
+                        waiting.append((each.path, behind))
         return found
+
+    def _look(self, each: os.DirEntry[str], everything: bool) -> Optional[_Seen]:  # noqa: UP045
+        """None for what is not told."""
+        path = each.path
+        try:
+            seen = _seen(path, each.stat(follow_symlinks=False))
+            is_link = seen is not None and seen.entry.kind == "link" and not (self._own or everything)
+            # One that both sides have had from the beginning, or that the check has made, stays one.
+            if seen is not None and is_link and not self._same(path, seen.entry):
+                seen = _seen(path, os.stat(path)) if self._lies_within(path) else None
+                seen = None if seen is None else seen._replace(by_link=True)
+        except OSError:
+            return None
+        if seen is None or not _encodable(path):
+            return None
+        told = everything or not self._own or seen.open_to_others or self._same(path, seen.entry)
+        return seen if told else None
+
+    def _lies_within(self, path: str) -> bool:
+        """What a link leads to is in the folders."""
+        return self._root_of(os.path.realpath(path)) is not None
 
     def _same(self, path: str, entry: _Entry) -> bool:
         known = self._known.get(path)
@@ -170,37 +199,12 @@ class SharedFolders:
             os.chmod(path, mode & 0o777)
         self._note(path)
 
-    def _make_links(self) -> None:
-        """Those that may be, one that leads to another after that."""
-        waiting, self._links = self._links, {}
-        before = -1
-        while len(waiting) != before:
-            before = len(waiting)
-            for path, target in list(waiting.items()):
-                if not self._own or self._may_lead(path, target):
-                    del waiting[path]
-                    with contextlib.suppress(OSError):
-                        self._make_link(path, target)
-
     def _make_link(self, path: str, target: str) -> None:
-        if self._is_ours(path) and self._may_replace(path):
+        """Of the check's; the work's side sends none."""
+        if not self._own:
             _unlink(path)
             os.symlink(target, path)
             self._note(path)
-
-    def _may_lead(self, path: str, target: str) -> bool:
-        """A link leads to what came from the work, or was there before the check began."""
-        if "\0" in target or len(target) > _MOST_PATH:
-            return False
-        leads = os.path.normpath(os.path.join(os.path.dirname(path), target))
-        entry = self._known.get(leads)
-        if entry is None or entry.of_check or leads == path or not self._passes_no_link(leads):
-            return False
-        if entry.kind != "dir":
-            return True
-        below = [name for name in self._known if name.startswith(f"{leads}/")]
-        there = sum(len(folders) + len(files) for _, folders, files in os.walk(leads))
-        return there == len(below) and not any(self._known[name].of_check for name in below)
 
     def _take_part(self, path: str, header: Mapping[str, Any], payload: bytes) -> None:
         """Raises OSError; the file is as it was then."""
@@ -234,22 +238,22 @@ class SharedFolders:
 
     def _note(self, path: str) -> None:
         """Both sides have it, as it is now."""
-        seen = _seen(path, os.lstat(path), False)
+        seen = _seen(path, os.lstat(path))
         if seen is not None:
-            self._known[path] = seen[0]
+            self._known[path] = seen.entry
 
 
-def _seen(path: str, status: os.stat_result, of_check: bool) -> Optional[tuple[_Entry, bool]]:  # noqa: UP045
-    """What a path is, and whether another user could read it; None for what is not told."""
-    mode = stat.S_IMODE(status.st_mode)
+def _seen(path: str, status: os.stat_result) -> Optional[_Seen]:  # noqa: UP045
+    """What a path is; None for what is never told."""
+    mode, number = stat.S_IMODE(status.st_mode), status.st_ino
     if stat.S_ISREG(status.st_mode):
-        mark = (mode, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
-        return _Entry("file", mark, of_check), bool(mode & _READABLE)
+        mark = (mode, status.st_size, status.st_mtime_ns, status.st_ctime_ns, number)
+        return _Seen(_Entry("file", mark), bool(mode & _READABLE), number)
     if stat.S_ISDIR(status.st_mode):
-        return _Entry("dir", (mode,), of_check), bool(mode & _PASSABLE)
+        return _Seen(_Entry("dir", (mode,)), bool(mode & _PASSABLE), number)
     if stat.S_ISLNK(status.st_mode):
         target = os.readlink(path)
-        return (_Entry("link", (target, status.st_ino), of_check), True) if _encodable(target) else None
+        return _Seen(_Entry("link", (target, number)), True, number) if _encodable(target) else None
     return None
 
 
@@ -266,10 +270,10 @@ def _parts(path: str) -> Iterator[tuple[bytes, bool, int, int]]:
     """A regular file: its parts, whether one is the last, its mode, when it was changed (ns). Nothing where it is
     gone meanwhile; empty where this user cannot read it, who then is allowed what others are."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except PermissionError:
         with contextlib.suppress(OSError):
-            closed = os.lstat(path)
+            closed = os.stat(path)
             yield b"", True, (closed.st_mode & stat.S_IRWXO) * 0o111, closed.st_mtime_ns
         return
     except OSError:
