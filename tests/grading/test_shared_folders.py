@@ -53,23 +53,32 @@ NAMES = st.sampled_from(
         "..",
         "../out",
         "sub/../kept",
-        "",
         "ways/x",
         "ways/secret",
     ]
+    + [""]
 )
 TARGETS = st.sampled_from(
-    ["a", "b", "sub", "kept", "own", "late", "../out/secret", "{out}/secret", "{root}/kept", "{root}/a"]
-    + [
+    [
+        "a",
+        "b",
+        "sub",
+        "kept",
+        "own",
+        "late",
+        "../out/secret",
+        "{out}/secret",
+        "{root}/kept",
+        "{root}/a",
         "{root}/own",
         "/proc/self/fd/0",
-        "/proc/self/cwd/kept",
         "sub/c",
         "../kept",
         ".",
         "..",
         "sub/../own",
         "a/../kept",
+        "/proc/self/cwd/kept",
     ]
 )
 CHANGES = st.lists(
