@@ -8,7 +8,7 @@ from grading_support import Watched, grader, the_task, work
 pytestmark = pytest.mark.anyio
 
 HIDDEN = """
-import io, json, os, pathlib, shutil, tempfile, unittest
+import bz2, filecmp, io, json, os, pathlib, shutil, tarfile, tempfile, unittest
 from mathx import write
 EXPECTED = pathlib.Path(__file__).with_name("expected.txt")
 READ = {
@@ -18,6 +18,8 @@ READ = {
     "bytes": lambda path: pathlib.Path(path).read_bytes().decode(),
     "os": lambda path: os.read(os.open(path, os.O_RDONLY), 100).decode(),
     "opener": lambda path: open(path, opener=os.open).read(),
+    "bz2": lambda path: bz2._builtin_open(path).read(),
+    "tarfile": lambda path: tarfile.bltn_open(path).read(),
     "copy": lambda path: pathlib.Path(shutil.copy(path, tempfile.mkdtemp())).read_text(),
     "fdopen": lambda path: os.fdopen(os.open(os.fsencode(path), os.O_RDONLY)).read(),
 }
@@ -27,6 +29,11 @@ class Hidden(unittest.TestCase):
             with self.subTest(name), open(EXPECTED) as want:
                 write("out.txt", want.fileno())
                 self.assertEqual(read("out.txt"), EXPECTED.read_text())
+    def test_deceived(self):
+        for name, read in READ.items():
+            with self.subTest(name), open(EXPECTED) as want, self.assertRaises(OSError):
+                write("out.txt", want.fileno())
+                read("out.txt")
     def test_made(self):
         with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as want:
             want.write("5\\n")
@@ -34,6 +41,9 @@ class Hidden(unittest.TestCase):
             path = os.path.join(folder, "out.txt")
             write(path, want.fileno())
             self.assertEqual(open(path).read(), "5\\n")
+    def test_compared(self):
+        write("out.txt", 0)
+        self.assertTrue(filecmp.cmp("out.txt", EXPECTED))
     def test_written(self):
         with open("in.txt", "w") as file:
             file.write("1")
@@ -62,6 +72,19 @@ WRITE = {
 }
 
 
+async def test_no_time_of_a_hidden_file_is_known(provider: Watched) -> None:
+    """``filecmp.cmp`` takes files of one size and one time for equal."""
+    for code, reward in (("file.write('5\\n')", 1.0), ("file.write('4\\n')", 0.0)):
+        made = f"import os\ndef write(path, number):\n    with open(path, 'w') as file:\n        {code}\n"
+        made += "    os.utime(path, (0, 0))\n"
+        tests = {
+            "files": {"inline": {"test_hidden.py": HIDDEN, "expected.txt": "5\n"}},
+            "expected": ["test_hidden.Hidden.test_compared"],
+        }
+        grade = await grader(provider).grade(the_task(tests=tests), work({"mathx/__init__.py": made}))
+        assert grade.reward == reward, grade.detail
+
+
 @pytest.mark.parametrize("how", WRITE)
 @pytest.mark.parametrize("test", ["read", "made"])
 async def test_a_file_is_what_the_work_wrote(provider: Watched, test: str, how: str) -> None:
@@ -77,5 +100,10 @@ async def test_a_file_is_what_the_work_wrote(provider: Watched, test: str, how: 
     }
     grade = await grader(provider).grade(the_task(tests=tests), work({"mathx/__init__.py": made}))
     assert grade.reward == reward, grade.detail
+    if not reward and test == "read":  # by none of the ways to read
+        tests["expected"] = ["test_hidden.Hidden.test_deceived"]
+        grade = await grader(provider).grade(the_task(tests=tests), work({"mathx/__init__.py": made}))
+        assert grade.reward == 1.0, grade.detail
+        return
     failed = {one["id"] for one in grade.detail["tests"].get("failed", ())}
     assert failed == (set() if reward else {f"test_hidden.Hidden.test_{test}"})

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import marshal
+import secrets
 import sys
 import tarfile
 from functools import lru_cache
@@ -29,6 +30,7 @@ HIDDEN = "/tmp/turnstile-hidden"
 """The hidden tests where the work runs apart: a folder of the user that judges, which the work cannot read."""
 SHARED = "/tmp/turnstile-shared"
 """For temporary files of what judges: the work may use them, too. The helper knows it (``compartments.py``)."""
+_TIMES, _TIMES_A_SECOND = 1 << 50, 1 << 20
 _FLAGS = ("-I", "-S", "-B")
 IMAGE_TESTS = (IMAGE_PYTHON, *_FLAGS)
 """Runs what the hidden tests are part of: they need the image's interpreter and its packages."""
@@ -41,7 +43,8 @@ def python_of(sandbox: Sandbox) -> tuple[str, ...]:
 
 def private(archive: bytes, name: str) -> bytes:
     """A tar of the same below folders ``name`` that are closed to all but their owner. Its files cannot be written
-    to: a link that the work puts where a test writes leads to none of them."""
+    to: a link that the work puts where a test writes leads to none of them. Nobody knows when they were changed:
+    ``filecmp.cmp`` takes files of one size and one time for equal."""
     out = io.BytesIO()
     with tarfile.open(fileobj=io.BytesIO(archive)) as given, tarfile.open(fileobj=out, mode="w") as made:
         parts = name.split("/")
@@ -52,6 +55,7 @@ def private(archive: bytes, name: str) -> bytes:
         for member in given:
             member.name = f"{name}/{member.name}"
             member.mode &= 0o777 if member.isdir() else 0o555
+            member.mtime = secrets.randbelow(_TIMES) / _TIMES_A_SECOND
             made.addfile(member, given.extractfile(member) if member.isreg() else None)
     return out.getvalue()
 

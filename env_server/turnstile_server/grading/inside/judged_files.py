@@ -12,9 +12,12 @@ import builtins
 import errno
 import io
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
+_PLAIN = frozenset(("_io", "posix"))
+"""Modules of the interpreter's own, which it uses to import."""
 _DELETED = " (deleted)"
 _NAMELESS = os.O_TMPFILE
 """A new file without a name: no link leads to it."""
@@ -80,6 +83,13 @@ def read_no_other(folders: tuple[str, ...], own: tuple[str, ...]) -> None:
         nameless.discard(descriptor)
         return descriptor
 
-    builtins.open = guarded(plain_open)
-    io.open = guarded(plain_io_open)
-    os.open = os_open
+    checking = {
+        id(plain_open): guarded(plain_open),
+        id(plain_io_open): guarded(plain_io_open),
+        id(plain_os_open): os_open,
+    }
+    for module in list(sys.modules.values()):  # tarfile and bz2 keep it by names of their own
+        if module.__name__ not in _PLAIN:
+            for name, value in list(vars(module).items()):
+                if id(value) in checking:
+                    setattr(module, name, checking[id(value)])
