@@ -181,7 +181,9 @@ async def started_sandboxes(settings: Settings) -> AsyncIterator[SandboxProvider
     with _folder_in(settings.sandboxes.run_dir) as run_dir:
         egress = EgressProxy(settings.egress)
         provider = create_provider(
-            ProviderSetup(settings.sandboxes, run_dir, run_dir.name, egress, runtimes=runtimes_of(settings))
+            ProviderSetup(
+                settings.sandboxes, run_dir, run_dir.name, egress, runtimes=runtimes_of(settings), passing=True
+            )
         )
         async with BackgroundTasks() as background:
             try:

@@ -30,13 +30,14 @@ from sandbox_providers import SPEC
 
 from engine_forwarder import engine_over_tcp
 from tls_support import certificates
+from turnstile_server.backends import started_sandboxes
 from turnstile_server.errors import Fault, SandboxFailed, SandboxUnavailable, StartupError
 from turnstile_server.sandboxes.background import BackgroundTasks
 from turnstile_server.sandboxes.docker.containers import OWNER_LABEL, bind_mount
 from turnstile_server.sandboxes.docker.folder_tar import STAMP
 from turnstile_server.sandboxes.docker.provider import DockerProvider
 from turnstile_server.sandboxes.protocol import Command, Mount, Sandbox
-from turnstile_server.settings import SandboxSettings
+from turnstile_server.settings import SandboxSettings, Settings
 from waiting import wait_until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker]
@@ -122,6 +123,20 @@ async def test_sandboxes_share_volumes_and_the_next_start_finds_them(run_dir: Pa
             made.append(_identities(run_dir.name))
     assert len(made[0]) == 2
     assert made[0] == made[1]
+
+
+async def test_a_command_leaves_no_copy_of_a_folder_on_the_engine(run_dir: Path, agent: Path) -> None:
+    """Its owner never comes back to find them."""
+    settings = Settings.model_validate(
+        {"sandboxes": {"kind": "docker", "docker_image": python_image(), "run_dir": run_dir, **STREAM}}
+    )
+    async with started_sandboxes(settings) as provider:
+        sandbox = await provider.create(replace(SPEC, mounts=(Mount(agent, "/opt/agent"),)))
+        assert await sh(sandbox, "/opt/agent/bin/run") == "ran\n"
+        owner = container_of(sandbox.sandbox_id).attrs["Config"]["Labels"][OWNER_LABEL]
+        assert volumes_of(owner)
+        await sandbox.destroy()
+    assert not volumes_of(owner)
 
 
 def _identities(owner: str) -> set[str]:

@@ -94,11 +94,11 @@ class Volumes:
         self._ready = {key: ready for key, ready in self._ready.items() if ready != volume}
         return False
 
-    async def sweep(self) -> int:
-        """Removes this owner's volumes whose folder is gone; how many. Raises SandboxUnavailable."""
+    async def sweep(self, *, all_of_them: bool = False) -> int:
+        """Removes this owner's volumes whose folder is gone, or all; how many. Raises SandboxUnavailable."""
         removed = 0
         for name, labels in await self._own():
-            if not await anyio.Path(labels.get(SOURCE_LABEL, "")).is_dir():
+            if all_of_them or not await anyio.Path(labels.get(SOURCE_LABEL, "")).is_dir():
                 removed += await self._remove(name)
         return removed
 
