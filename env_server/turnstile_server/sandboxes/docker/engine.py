@@ -13,8 +13,10 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
+import anyio.to_thread
 import docker
 import requests
 from docker.errors import APIError, DockerException, ImageNotFound, NotFound
@@ -25,6 +27,7 @@ from turnstile_server.sandboxes.docker.attach import AttachedStream, attach
 from turnstile_server.sandboxes.docker.calls import BlockingCalls
 from turnstile_server.sandboxes.docker.exec_stream import ExecStream
 from turnstile_server.sandboxes.docker.inspected import ContainerState, Image
+from turnstile_server.sandboxes.docker.podman import adapted, is_podman, write_profile
 from turnstile_server.settings import SandboxSettings
 from turnstile_server.shortages import is_shortage
 
@@ -59,10 +62,13 @@ class _Client(docker.APIClient):
 
 
 class DockerEngine:
-    """Connects at ``open``."""
+    """Connects at ``open``. ``run_dir``: a folder of the server's that lives as long; None: no sandboxes."""
 
-    def __init__(self, settings: SandboxSettings) -> None:
+    def __init__(self, settings: SandboxSettings, run_dir: Path | None = None) -> None:
         self._settings = settings
+        self._run_dir = run_dir
+        self._podman: Path | None = None
+        """The file with the system call filter, where the engine is Podman."""
         self._timeout_s = max(1, round(settings.docker_timeout_s))
         """Timeout of the SDK, which takes whole seconds."""
         self._calls = BlockingCalls(settings.docker_parallel, settings.docker_timeout_s)
@@ -79,7 +85,7 @@ class DockerEngine:
         except DockerException as error:
             raise SandboxUnavailable(f"{error} (DOCKER_HOST, DOCKER_TLS_VERIFY, DOCKER_CERT_PATH)") from error
 
-        def connect() -> tuple[docker.APIClient, str]:
+        def connect() -> tuple[docker.APIClient, str, bool]:
             try:
                 api = _Client(
                     version="auto",
@@ -89,7 +95,8 @@ class DockerEngine:
                 )
                 found = api.version()
                 spoken = found["ApiVersion"]
-                version = f"{found['Version']} at {address.url}"
+                podman = is_podman(found)
+                version = f"{'(Podman) ' if podman else ''}{found['Version']} at {address.url}"
             except (DockerException, requests.exceptions.RequestException, *_NOT_AN_ENGINE) as error:
                 if "no longer supported by this library" in str(error):
                     raise SandboxUnavailable(f"the engine at {address.url} {_TOO_OLD}") from error
@@ -97,10 +104,12 @@ class DockerEngine:
             if tuple(int(part) for part in spoken.split(".")) < _OLDEST_API:
                 api.close()
                 raise SandboxUnavailable(f"Docker {version} {_TOO_OLD}")
-            return api, version
+            return api, version, podman
 
-        api, version = await self._run(connect, "connect", undo=lambda made: made[0].close())
+        api, version, podman = await self._run(connect, "connect", undo=lambda made: made[0].close())
         self._api, self._address = api, address
+        if podman and self._run_dir is not None:
+            self._podman = await anyio.to_thread.run_sync(write_profile, self._run_dir)
         return version
 
     def close(self) -> None:
@@ -169,6 +178,8 @@ class DockerEngine:
         host = dict(body["HostConfig"]) if runtime is None else {**body["HostConfig"], "Runtime": runtime}
         for bound, more in self.overhead.items():
             host[bound] += more
+        if self._podman is not None:
+            host = adapted(host, self._podman)
         config = {**body, "HostConfig": host}
 
         def create(api: docker.APIClient) -> str:

@@ -93,7 +93,7 @@ class DockerProvider:
         self._folder = RunFolder(run_dir)
         self._owner = owner
         self._needs_image = needs_image
-        self._engine = DockerEngine(settings)
+        self._engine = DockerEngine(settings, run_dir)
         self._version = ""
         self._runtimes = runtimes
         self._carried = NO_RUNTIME
