@@ -31,11 +31,18 @@ from turnstile_server.control.catalog import build_catalog_router
 from turnstile_server.control.engine_routes import build_engine_router
 from turnstile_server.control.events import build_event_router
 from turnstile_server.control.live_routes import build_live_router
+from turnstile_server.control.load_routes import build_load_router
 from turnstile_server.control.openenv import OpenEnvParts, OpenEnvServer, build_openenv_router, build_task_router
 from turnstile_server.control.result_routes import build_result_router
 from turnstile_server.control.trainer_sampling import TrainerSampling
 from turnstile_server.control.viewer_routes import build_viewer_router
-from turnstile_server.data_dir import journal_folder, kept_folders, load_secret, prepare_data_dir
+from turnstile_server.data_dir import (
+    journal_folder,
+    kept_folders,
+    load_secret,
+    prepare_data_dir,
+    server_id_of,
+)
 from turnstile_server.engines.fleet.build import Engines, build_engines, lone
 from turnstile_server.engines.protocol import Engine, ParkedCalls
 from turnstile_server.engines.registry import upstream_kind
@@ -60,6 +67,7 @@ from turnstile_server.http.agent_app import AgentApp
 from turnstile_server.http.agent_endpoint import HttpAgentEndpoint
 from turnstile_server.http.connections import ConnectionLimits
 from turnstile_server.http.descriptors import connection_shares
+from turnstile_server.http.draining import Draining
 from turnstile_server.http.intake import Intake
 from turnstile_server.http.origins import OriginRules
 from turnstile_server.http.starting import StartProgress
@@ -70,6 +78,7 @@ from turnstile_server.observability.egress_metrics import EgressCollector
 from turnstile_server.observability.fleet_metrics import FleetCollector
 from turnstile_server.observability.grading_metrics import GradingCollector
 from turnstile_server.observability.live import LiveSources, live_samples
+from turnstile_server.observability.load import LoadSources, server_load
 from turnstile_server.observability.metrics import JournalCollector, Metrics
 from turnstile_server.observability.tracing import start_trace_export
 from turnstile_server.rendering.no_tokens import NoTokens
@@ -214,6 +223,8 @@ class Apps:
     """One line about the journal's directory and what bounds it."""
     tasks_left_out: bool = False
     """Some tasks of its folders cannot be used."""
+    drain: Draining | None = None
+    """None without a model: there is nothing to drain."""
 
 
 async def start_sandboxes(settings: Settings, backends: Backends, stack: AsyncExitStack) -> HttpAgentEndpoint:
@@ -305,7 +316,7 @@ async def assemble(parts: Parts, agent_url: str, control_key: str | None, stack:
     control = await _control_app(
         parts, backends, episodes, spans, workers, toolbox, gate, closing, stopping, address, control_key, stack
     )
-    return Apps(control, agent, closing, stopping, episodes, backends.sandboxes.name)
+    return Apps(control, agent, closing, stopping, episodes, backends.sandboxes.name, drain=episodes.drain)
 
 
 async def _control_app(
@@ -345,6 +356,16 @@ async def _control_app(
     )
     sources = LiveSources(parts.metrics, parts.journal.stats, engines.fleet, backends.sandboxes)
     live = await stack.enter_async_context(live_samples(sources, settings.observability))
+    full = LoadSources(
+        server_id_of(settings.data_dir),
+        parts.metrics,
+        backends.sandboxes,
+        settings,
+        lambda: episodes.draining,
+        lambda: episodes.drain.over,
+        lambda: episodes.refusal,
+        lambda: backends.grading_places.waiting,
+    )
     inspector = Inspector(episodes, renderer.token_bytes, workers)
     routers = [
         build_router(
@@ -379,6 +400,7 @@ async def _control_app(
             settings.control.page_size,
         ),
         build_live_router(live),
+        build_load_router(lambda: server_load(full), episodes.drain.begin),
         build_viewer_router(),
         build_openenv_router(openenv, production=settings.openenv.mode == "production"),
         build_task_router(backends.tasks),

@@ -237,6 +237,12 @@ def owner_of(data_dir: Path) -> str:
     return hashlib.sha256(b"owner" + load_secret(data_dir)).hexdigest()[:12]
 
 
+def server_id_of(data_dir: Path) -> str:
+    """The identity of the server that has this data directory, wherever it listens. Derived from the secret, as
+    ``owner_of``. Raises StartupError."""
+    return "srv_" + hashlib.sha256(b"server" + load_secret(data_dir)).hexdigest()[:16]
+
+
 def private_file(path: Path, make: Callable[[], bytes]) -> bytes:
     """The bytes of ``path``; ``make`` gives those of a file that is not there yet. Raises StartupError."""
     try:

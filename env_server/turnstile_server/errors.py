@@ -261,6 +261,15 @@ class ServerStarting(TurnstileError):
     retryable = True
 
 
+class ServerDraining(TurnstileError):
+    """The server takes no new episodes any more, and ends once those that are open have ended. Another one may
+    take them."""
+
+    status = 503
+    type = "server_draining"
+    retryable = True
+
+
 class ServerStopping(TurnstileError):
     """The server stops, and the request did not end within the grace."""
 

@@ -29,6 +29,7 @@ from turnstile_server.errors import StartupError
 from turnstile_server.http.bounds import ListenerBounds
 from turnstile_server.http.connections import ConnectionLimits
 from turnstile_server.http.descriptors import raise_descriptor_limit
+from turnstile_server.http.draining import Draining, StopSignals, until_end
 from turnstile_server.http.listeners import Listener, bind, url_of
 from turnstile_server.http.starting import StartingApp, StartProgress
 from turnstile_server.observability.log_lines import LogFormatter
@@ -92,16 +93,19 @@ def startup_errors(group: BaseExceptionGroup[StartupError]) -> list[StartupError
 
 
 async def serve(settings: Settings, inherited: Inherited | None = None) -> None:
-    """Runs a server until SIGINT or SIGTERM, which also cut off a start. Says when it is ready (``say_ready``):
-    both listeners serve all that they have."""
-    stop, started, starting = anyio.Event(), anyio.Event(), anyio.CancelScope()
+    """Runs a server until it is to end (``until_end``); a signal also cuts off a start. Says when it is ready
+    (``say_ready``): both listeners serve all that they have."""
+    signals, started, starting = StopSignals(), anyio.Event(), anyio.CancelScope()
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(on_signal, stop, started, starting)
+        tasks.start_soon(on_signal, signals, started, starting)
         with starting:
             async with running(settings, inherited) as server, ended_at_standstill(settings.standstill_s):
                 started.set()
                 _announce(settings, server, say_ready if inherited is None else inherited.tell)
-                await stop.wait()
+                if await until_end(
+                    signals, server.drain, settings.shutdown_grace_s, ends_itself=inherited is None
+                ):
+                    server.cut()
         tasks.cancel_scope.cancel()
 
 
@@ -148,11 +152,11 @@ def ready_text(event: Mapping[str, object]) -> str:
     return visible(f"Turnstile is ready.\n{lines}", lines=True)
 
 
-async def on_signal(stop: anyio.Event, started: anyio.Event, starting: anyio.CancelScope) -> None:
-    """Stops a running server; cancels one that is still starting."""
-    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        async for _ in signals:
-            stop.set()
+async def on_signal(signals: StopSignals, started: anyio.Event, starting: anyio.CancelScope) -> None:
+    """Takes the signals of a running server; cancels one that is still starting."""
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as received:
+        async for number in received:
+            signals.take(number)
             if not started.is_set():
                 starting.cancel()
 
@@ -163,6 +167,10 @@ class Server:
 
     control_url: str
     agent_url: str
+    drain: Draining | None
+    """None without a model: there is nothing to drain."""
+    cut: Callable[[], None]
+    """Ends the requests in progress."""
     sandboxes: str
     """Kind of the sandboxes: docker, local or none."""
     journal: str = ""
@@ -184,6 +192,8 @@ async def running(settings: Settings, inherited: Inherited | None = None) -> Asy
             yield Server(
                 control_url=loopback_url(listeners.control_url) if inherited is None else "",
                 agent_url=settings.gate.public_url or loopback_url(listeners.agent_url),
+                drain=apps.drain,
+                cut=apps.stopping.cut,
                 sandboxes=apps.sandboxes,
                 journal=apps.journal,
                 tasks_left_out=apps.tasks_left_out,

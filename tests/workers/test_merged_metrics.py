@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from turnstile.models import EpisodeStatus, LiveReport, LiveSample
+from turnstile.models import EpisodeStatus, LiveReport, LiveSample, ServerLoad
 from turnstile_server.observability.metrics import Metrics
 from turnstile_server.workers.kept_counters import KeptCounters
-from turnstile_server.workers.merged_metrics import merged_exposition, merged_live
+from turnstile_server.workers.merged_metrics import merged_exposition, merged_live, merged_load
 
 
 def values(exposition: bytes) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -107,3 +107,29 @@ def test_samples_are_joined_with_what_the_others_had_last() -> None:
     assert merged.samples[-1].episodes == {"running": 2}
     assert merged.samples[-1].ended == {"completed": 23}
     assert merged_live([first], since=0) == first
+
+
+def load(**changes: object) -> ServerLoad:
+    fields: dict[str, object] = {
+        "server_id": "srv_worker", "release": "1", "draining": False, "drained": False, "refusal": None, "open": 3,
+        "max_open": 10, "queued": 1, "running": 2, "max_running": 4, "grading": 0, "gradings_waiting": 0,
+        "grading_places": 2, "sandboxes_in_use": 1, "sandboxes_warm": 0, "max_sandboxes": 8,
+        "memory_available_bytes": 5, "memory_bytes": 9, "images": ("a", "b"),
+    }  # fmt: skip
+    return ServerLoad.model_validate(fields | changes)
+
+
+def test_the_load_of_all_workers_is_that_of_one_server() -> None:
+    found = merged_load([load(), load(images=("b", "c"), running=4, sandboxes_in_use=None)], "srv_all", None)
+    assert (found.server_id, found.open, found.max_running, found.free) == ("srv_all", 6, 8, 0)
+    assert (found.sandboxes_in_use, found.memory_bytes, found.images) == (1, 9, ("a", "b", "c"))
+    assert (found.refusal, found.draining, found.drained) == (None, False, False)
+
+
+def test_a_server_refuses_only_where_all_its_workers_do_and_is_drained_once_all_are() -> None:
+    full, draining = load(refusal="the disk is full"), load(draining=True, drained=True, refusal="it drains")
+    assert merged_load([full, load()], "srv", None).refusal is None
+    assert merged_load([full, full], "srv", None).refusal == "the disk is full"
+    assert merged_load([full, load()], "srv", "the server drains").refusal == "the server drains"
+    assert not merged_load([draining, load(draining=True)], "srv", None).drained
+    assert merged_load([draining, draining], "srv", None).drained

@@ -5,7 +5,8 @@ made of: ``episode`` (with ``status``, ``tasks``, ``lease``, ``staleness``, ``re
 ``messages``, ``turn``, ``network``, ``spans``. ``sample`` and ``forest`` are what a trainer gets,
 ``samples_encoding`` is their binary form; ``summary``, ``stats``, ``live``, ``group``, ``tokens``, ``outline``,
 ``work`` and ``replay`` are for people to look at, and ``why`` (with ``evidence``) says in words how an episode
-ended. ``engine`` and ``audit`` are the answers about the engine and about recorded episodes.
+ended. ``engine``, ``audit`` and ``load`` are the answers about the engine, about recorded episodes and about how
+full a server is.
 """
 
 from turnstile.models.arrays import Float32Array, Int32Array, UInt8Array
@@ -62,6 +63,7 @@ from turnstile.models.group import (
 )
 from turnstile.models.lease import Lease, LeaseState, LeaseTerm
 from turnstile.models.live import LiveReport, LiveSample
+from turnstile.models.load import ServerLoad
 from turnstile.models.messages import Message, Role, Tool, ToolCall
 from turnstile.models.moments import moments_of
 from turnstile.models.network import NetworkDecision, NetworkOutcome, NetworkReport, NetworkUse
@@ -205,6 +207,7 @@ __all__ = [
     "SamplingUsed",
     "SandboxInfo",
     "Scale",
+    "ServerLoad",
     "SnapshotInfo",
     "SnapshotList",
     "SnapshotMode",

@@ -76,7 +76,8 @@ def _add_open_routes(router: APIRouter, parts: ControlParts) -> None:
         before."""
         refusal = parts.episodes.refusal
         if refusal is not None:
-            reason = f"new episodes and turns are refused: {refusal}"
+            draining = parts.episodes.draining
+            reason = refusal if draining else f"new episodes and turns are refused: {refusal}"
             return JSONResponse({"status": "not ready", "reason": reason}, 503)
         unserved = parts.engine.why_none_serves
         if unserved is not None:

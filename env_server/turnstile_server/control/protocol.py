@@ -137,6 +137,11 @@ class EpisodeService(EpisodeReading, Protocol):
         """Reason why no new episode is taken now, as a sentence; None: they are taken."""
         ...
 
+    @property
+    def draining(self) -> bool:
+        """No new episode is taken any more; those that are open go on."""
+        ...
+
     async def audit(self, episode_id: str) -> AuditReport:
         """Re-score the recorded tokens on the engine and check every invariant."""
         ...

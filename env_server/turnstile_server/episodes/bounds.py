@@ -18,6 +18,9 @@ class EpisodeBounds(Bounds):
     """Groups without an open episode whose age and staleness are remembered, the latest ones."""
     watch_interval_s: float = 1.0
     """How often the wall and idle limits and the leases are checked, and storing a refused end is tried again."""
+    drained_linger_s: float = 10.0
+    """A server that drains ends so long after its last episode; sooner where all that ended meanwhile were
+    fetched."""
     max_subscribers: int = 64
     """Readers of `GET /events` at once; more are 429."""
     subscriber_queue: int = 1000

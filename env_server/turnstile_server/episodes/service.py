@@ -38,6 +38,7 @@ from turnstile_server.episodes.amendments import Amendments
 from turnstile_server.episodes.archive import Archive
 from turnstile_server.episodes.bounds import EpisodeBounds
 from turnstile_server.episodes.broadcast import Broadcast, changes_of
+from turnstile_server.episodes.drain import Drain
 from turnstile_server.episodes.fork_point import ForkPoint
 from turnstile_server.episodes.groups import EpisodeGroups
 from turnstile_server.episodes.keys import new_nonce
@@ -129,6 +130,7 @@ class Episodes(EpisodeReader):
             )
         )
         self._creating = anyio.Lock()
+        self.drain = Drain(lambda: self.open_count, self._creating, self._bounds.drained_linger_s)
         self._room_wanted = False
         """New episodes are refused, and something changed that may allow retention to make room."""
         self._rewards = EpisodeRewards(
@@ -230,7 +232,7 @@ class Episodes(EpisodeReader):
         return self._archive.creation(idempotency_key)
 
     def check_free(self, requests: Sequence[EpisodeRequest]) -> None:
-        """Raises QueueFull where they are too many, Conflict where an id of theirs is taken."""
+        """Raises QueueFull where they are too many, Conflict where an id of theirs is taken, ServerDraining."""
         self._check_room(len(requests))
         for request in requests:
             self._check_id(request.episode_id)
@@ -240,7 +242,8 @@ class Episodes(EpisodeReader):
             raise Conflict(f"episode_id {episode_id} is taken")
 
     def _check_room(self, count: int) -> None:
-        """Raises QueueFull where ``count`` further episodes are too many."""
+        """Raises QueueFull where ``count`` further episodes are too many, ServerDraining where none is taken."""
+        self.drain.check()
         if len(self._running) + count > self._settings.max_open:
             message = f"{len(self._running)} episodes are open, the server's limit (episodes.max_open)"
             raise QueueFull(message, retry_after_s=5.0)
@@ -305,16 +308,22 @@ class Episodes(EpisodeReader):
     async def delete(self, episode_id: str) -> None:
         await self.cancel(episode_id)
         await self._retention.delete(episode_id)
+        self.drain.fetched(episode_id)
         self._room_wanted = self._journal.refusal is not None
 
     def fetched(self, episode_id: str) -> None:
+        self.drain.fetched(episode_id)
         if self._archive.fetched(episode_id):
             self._journal.append_soon(exported_record(episode_id))
             self._room_wanted = self._journal.refusal is not None
 
     @property
     def refusal(self) -> str | None:
-        return self._journal.refusal
+        return self.drain.refusal or self._journal.refusal
+
+    @property
+    def draining(self) -> bool:
+        return self.drain.begun
 
     async def audit(self, episode_id: str) -> AuditReport:
         episode, forest = await self.exported(episode_id)
@@ -337,6 +346,7 @@ class Episodes(EpisodeReader):
             self._leases.ended(episode.episode_id)
             self._groups.ended(run.staleness.group)
             self._archive.add_ended(episode, run.forest)
+            self.drain.ended(episode.episode_id)
             if episode.work is None and episode.episode_id in self._works:  # it was not to be kept, after all
                 self._tasks.start_soon(self._works.remove, [episode.episode_id])
             count_end(self._metrics, episode, self._settings.trained_share_alert)

@@ -3,9 +3,10 @@ describes the environment, and a wait for all else.
 
 Platforms and OpenEnv's provider wait for ``/health`` and give up after seconds, while an engine may load for
 minutes. So ``/health`` answers as soon as the server's code is there, and with it what a client may ask for next
-(OpenEnv's validator: ``/schema``). ``/ready`` is 503 and says what is waited for. Every other request waits
-for the server, WebSocket handshakes too: a client that connects as soon as ``/health`` answers, as OpenEnv's
-does, tries only once. Nothing of a waiting request is read, so one that is refused in the end had no effect.
+(OpenEnv's validator: ``/schema``). ``/ready`` and ``/load`` are 503 at once and say what is waited for. Every
+other request waits for the server, WebSocket handshakes too: a client that connects as soon as ``/health``
+answers, as OpenEnv's does, tries only once. Nothing of a waiting request is read, so one that is refused in the
+end had no effect.
 """
 
 from __future__ import annotations
@@ -96,24 +97,30 @@ class StartingApp:
             return None
         if scope["path"] == "/ready":
             return JSONResponse({"status": "not ready", "reason": self._reason()}, 503, _retry_after())
+        path = _KEY_PREFIX.sub("", scope["path"])
+        if path == "/load":
+            return self._refusal(scope)
         await self._described.wait()
         if self._app is not None or self._descriptions is None:
             return None
         if scope["path"] == "/health":
             return JSONResponse({"status": "healthy"})
-        described = self._descriptions.get(_KEY_PREFIX.sub("", scope["path"]))
+        described = self._descriptions.get(path)
         return JSONResponse(described) if described is not None else None
 
     async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
-        error = ServerStarting(f"{self._reason()}. Try again.", retry_after_s=RETRY_AFTER_S)
-        # The server's own scope: the access log prints it, and the control key may be in the path.
-        scope["path"] = _KEY_PREFIX.sub("", scope["path"]) or "/"
-        body = json.dumps({"error": {"type": error.type, "message": error.message}})
-        response = Response(body, error.status, _retry_after(), media_type="application/json")
+        response = self._refusal(scope)
         if scope["type"] == "websocket":
             await WebSocket(scope, receive, send).send_denial_response(response)
         else:
             await response(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> Response:
+        error = ServerStarting(f"{self._reason()}. Try again.", retry_after_s=RETRY_AFTER_S)
+        # The server's own scope: the access log prints it, and the control key may be in the path.
+        scope["path"] = _KEY_PREFIX.sub("", scope["path"]) or "/"
+        body = json.dumps({"error": {"type": error.type, "message": error.message}})
+        return Response(body, error.status, _retry_after(), media_type="application/json")
 
     def _reason(self) -> str:
         return f"the server is starting: it waits for {self._progress.waits_for}"

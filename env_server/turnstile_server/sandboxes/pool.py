@@ -29,6 +29,9 @@ _RETRY_S = 1.0
 _LONGEST_RETRY_S = 60.0
 """Refills that fail are tried again ever more rarely, but an engine that came back is noticed within a minute."""
 
+_KEPT_IMAGES = 64
+"""Images that are told; the engine may have more."""
+
 
 class PooledSandbox(SandboxWrapper):
     """A sandbox that was lent out. ``end`` begins to destroy ``inner`` and to free its place; it is called once,
@@ -73,6 +76,8 @@ class SandboxPool(ProviderWrapper):
         self._waiting: deque[_Ticket] = deque()
         self._warm: OrderedDict[SandboxSpec, deque[Sandbox]] = OrderedDict()
         """The specs that are kept warm, the latest last."""
+        self._images: OrderedDict[str, None] = OrderedDict()
+        """Of the latest sandboxes, the last one at the end."""
         self._lent: set[PooledSandbox] = set()
         self._ending: set[BackgroundTask[None]] = set()
         """Sandboxes that are being destroyed."""
@@ -88,6 +93,11 @@ class SandboxPool(ProviderWrapper):
     @property
     def warm(self) -> int:
         return sum(len(ready) for ready in self._warm.values())
+
+    @property
+    def images(self) -> tuple[str, ...]:
+        """Images that sandboxes were made of, the last one first: the engine has them."""
+        return tuple(reversed(self._images))
 
     async def start(self, agents: AgentEndpoint, tasks: BackgroundTasks) -> None:
         self._background = tasks
@@ -252,10 +262,18 @@ class SandboxPool(ProviderWrapper):
 
     async def _make(self, spec: SandboxSpec) -> Sandbox:
         sandbox = await self.inner.create(spec)
+        self._has(spec.image)
         if self._closed:
             await sandbox.destroy()
             raise SandboxUnavailable("the server is closing")
         return sandbox
+
+    def _has(self, image: str | None) -> None:
+        if image is not None:
+            self._images[image] = None
+            self._images.move_to_end(image)
+            if len(self._images) > _KEPT_IMAGES:
+                self._images.popitem(last=False)
 
     def _end(self, lent: PooledSandbox) -> BackgroundTask[None]:
         self._lent.discard(lent)

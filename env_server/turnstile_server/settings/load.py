@@ -92,7 +92,7 @@ class Settings(BaseSettings):
         10.0,
         ge=0,
         description="At shutdown, time for requests in progress; then they are 503 `server_stopping`, and "
-        "streams end with that error.",
+        "streams end with that error. After SIGTERM, time for the open episodes.",
     )
     standstill_s: float = Field(
         60.0,

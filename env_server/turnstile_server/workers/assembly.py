@@ -36,6 +36,7 @@ from turnstile_server.settings import Settings
 from turnstile_server.workers.agent_router import AgentRouter
 from turnstile_server.workers.child import WorkerChild
 from turnstile_server.workers.crew import Crew
+from turnstile_server.workers.crew_drain import CrewDrain
 from turnstile_server.workers.division import agent_ports, told_shares, worker_settings
 from turnstile_server.workers.engine_control import CrewEngines
 from turnstile_server.workers.events import JoinedEvents
@@ -58,6 +59,7 @@ class Joined:
     stopping: Stopping
     crew: Crew
     engine: CrewEngines
+    drain: CrewDrain
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +118,7 @@ async def open_front(
     for child in children:
         tasks.start_soon(child.watch)
     # The last to be pushed is the first to end: the workers, all at once.
-    stack.push_async_callback(_stop_all, children)
+    stack.push_async_callback(_stop_all, children, joined.drain)
     first, told = children[0].ready, [places.told(child) for child in children if not child.is_archive]
     agent_url = own.gate.public_url or loopback_url(places.agent_urls[0])
     return Front(
@@ -149,8 +151,9 @@ async def join_workers(
     if router is not None:
         await router.serve(crew, settings, tasks, stopping)
         stack.push_async_callback(router.close)
-    app = build_front(FrontParts(crew, events, engine, settings, key, closing, stopping, Metrics()))
-    return Joined(app, closing, stopping, crew, engine)
+    drain = CrewDrain(crew, settings)
+    app = build_front(FrontParts(crew, events, engine, settings, key, closing, stopping, Metrics(), drain))
+    return Joined(app, closing, stopping, crew, engine, drain)
 
 
 async def _start_all(children: list[WorkerChild], stack: AsyncExitStack) -> None:
@@ -176,11 +179,12 @@ async def _start_all(children: list[WorkerChild], stack: AsyncExitStack) -> None
         raise
 
 
-async def _stop_all(children: list[WorkerChild]) -> None:
+async def _stop_all(children: list[WorkerChild], drain: CrewDrain | None = None) -> None:
+    at_once = drain is not None and drain.grace_over
     with anyio.CancelScope(shield=True):
         async with anyio.create_task_group() as stopping:
             for child in children:
-                stopping.start_soon(child.stop)
+                stopping.start_soon(child.stop, at_once)
 
 
 async def _follow(crew: Crew, events: JoinedEvents, tasks: anyio.abc.TaskGroup) -> None:

@@ -94,10 +94,12 @@ class WorkerChild:
             self.changed(self)
             await self._again()
 
-    async def stop(self) -> None:
-        """Asks it to end, and returns when it has: by force, when its time is over."""
+    async def stop(self, at_once: bool = False) -> None:
+        """Asks it to end, and returns when it has: by force, when its time is over. ``at_once``: it has drained
+        for the whole grace, so its calls in progress get no more time."""
         self._stopping = True
-        await self._end(signal.SIGTERM, self.grace_s + _KILL_AFTER_S)
+        # SIGINT: no drain of its own. SIGTERM to a server that drains: its grace is over (``http/draining.py``).
+        await self._end(signal.SIGTERM if at_once else signal.SIGINT, self.grace_s + _KILL_AFTER_S)
 
     async def _again(self) -> None:
         """Starts it, after a pause; again where that fails. Gives it up when it was started too often."""

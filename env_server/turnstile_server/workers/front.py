@@ -34,6 +34,7 @@ from turnstile_server.observability.metrics import Metrics
 from turnstile_server.settings import Settings
 from turnstile_server.workers.creation import Creations, WantedEpisode
 from turnstile_server.workers.crew import Crew
+from turnstile_server.workers.crew_drain import CrewDrain
 from turnstile_server.workers.engine_control import CrewEngines
 from turnstile_server.workers.events import JoinedEvents
 from turnstile_server.workers.forward import ForwardedResponse, Told, target_of
@@ -60,6 +61,7 @@ class FrontParts:
     closing: anyio.Event
     stopping: Stopping
     metrics: Metrics
+    drain: CrewDrain
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +134,15 @@ def _own_router(parts: FrontParts) -> APIRouter:
         texts = await crew.each(_present(crew), lambda link: _text(link, "/live"))
         reports = [LiveReport.model_validate_json(text) for text in texts]
         return Response(merged_live(reports, since).model_dump_json(), media_type=JSON)
+
+    @router.get("/load")
+    async def load() -> Response:
+        return Response((await parts.drain.load()).model_dump_json(), media_type=JSON)
+
+    @router.post("/drain")
+    async def drain() -> Response:
+        parts.drain.begin()
+        return Response((await parts.drain.load()).model_dump_json(), media_type=JSON)
 
     @router.get("/engine")
     async def engine() -> Response:

@@ -1,4 +1,4 @@
-"""The metrics and the samples of all workers as those of one server. Pure.
+"""The metrics, the samples and the load of all workers as those of one server. Pure.
 
 Counters, histograms and amounts (episodes, bytes, calls) are summed over the workers: a dashboard shows the server
 as it did. What each worker says of something that all share is not summed: of those the largest is taken.
@@ -14,7 +14,7 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from turnstile.models import LiveReport, LiveSample
+from turnstile.models import LiveReport, LiveSample, ServerLoad
 
 OF_ALL: Final = frozenset(
     {
@@ -129,4 +129,41 @@ def _sum(at: float, samples: Sequence[LiveSample]) -> LiveSample:
         sandboxes_warm=total_if_known("sandboxes_warm"),
         journal_bytes=total("journal_bytes"),
         journal_queued_bytes=total("journal_queued_bytes"),
+    )
+
+
+def merged_load(loads: Sequence[ServerLoad], server_id: str, refusal: str | None) -> ServerLoad:
+    """``loads``: of the workers that are there, one at least. ``refusal``: why the whole server takes no new
+    episodes, where its workers do not say it."""
+
+    def total(name: str) -> int:
+        return sum(vars(each)[name] for each in loads)
+
+    def total_if_known(name: str) -> int | None:
+        known = [vars(each)[name] for each in loads if vars(each)[name] is not None]
+        return sum(known) if known else None
+
+    first, refusals = loads[0], [each.refusal for each in loads if each.refusal is not None]
+    if refusal is None and len(refusals) == len(loads):
+        refusal = "; ".join(dict.fromkeys(refusals))
+    return ServerLoad(
+        server_id=server_id,
+        release=first.release,
+        draining=any(each.draining for each in loads),
+        drained=all(each.drained for each in loads),
+        refusal=refusal,
+        open=total("open"),
+        max_open=total("max_open"),
+        queued=total("queued"),
+        running=total("running"),
+        max_running=total("max_running"),
+        grading=total("grading"),
+        gradings_waiting=total("gradings_waiting"),
+        grading_places=total("grading_places"),
+        sandboxes_in_use=total_if_known("sandboxes_in_use"),
+        sandboxes_warm=total_if_known("sandboxes_warm"),
+        max_sandboxes=total_if_known("max_sandboxes"),
+        memory_available_bytes=first.memory_available_bytes,  # all are on one machine
+        memory_bytes=first.memory_bytes,
+        images=tuple(dict.fromkeys(image for each in loads for image in each.images)),
     )

@@ -32,6 +32,8 @@ ROUTES: Final[Mapping[tuple[str, str], Way]] = {
     ("GET", "/ready"): Way.MERGED,
     ("GET", "/metrics"): Way.MERGED,
     ("GET", "/live"): Way.MERGED,
+    ("GET", "/load"): Way.MERGED,
+    ("POST", "/drain"): Way.MERGED,
     ("GET", "/events"): Way.MERGED,
     # Many episodes
     ("GET", "/episodes"): Way.MERGED,

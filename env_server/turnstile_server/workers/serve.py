@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.to_thread
@@ -26,12 +26,16 @@ from turnstile_server.errors import StartupError
 from turnstile_server.http.bounds import ListenerBounds
 from turnstile_server.http.connections import ConnectionLimits
 from turnstile_server.http.descriptors import raise_descriptor_limit
+from turnstile_server.http.draining import StopSignals, until_end
 from turnstile_server.http.listeners import Listener, bind, url_of
 from turnstile_server.http.starting import StartingApp, StartProgress
 from turnstile_server.observability.log_lines import LogFormatter
 from turnstile_server.observability.standstill import ended_at_standstill
 from turnstile_server.process import freeze_what_is_there, on_signal, say_ready, startup_errors, tell_refusal
 from turnstile_server.settings import Settings
+
+if TYPE_CHECKING:
+    from turnstile_server.workers.crew_drain import CrewDrain
 
 _LOG = logging.getLogger(__name__)
 _MORE_GRACE_S = 3.0
@@ -75,21 +79,22 @@ def run_workers(settings: Settings) -> int:
 
 
 async def _serve(settings: Settings) -> None:
-    stop, started, starting = anyio.Event(), anyio.Event(), anyio.CancelScope()
+    signals, started, starting = StopSignals(), anyio.Event(), anyio.CancelScope()
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(on_signal, stop, started, starting)
+        tasks.start_soon(on_signal, signals, started, starting)
         with starting:
-            async with fronting(settings) as ready, ended_at_standstill(settings.standstill_s):
+            async with fronting(settings) as (ready, drain), ended_at_standstill(settings.standstill_s):
                 started.set()
                 freeze_what_is_there()
                 say_ready(ready)
-                await stop.wait()
+                drain.grace_over = await until_end(signals, drain, settings.shutdown_grace_s)
         tasks.cancel_scope.cancel()
 
 
 @asynccontextmanager
-async def fronting(settings: Settings) -> AsyncIterator[dict[str, Any]]:
-    """The whole server for the length of the block, which begins when it is ready. Raises StartupError."""
+async def fronting(settings: Settings) -> AsyncIterator[tuple[dict[str, Any], CrewDrain]]:
+    """The whole server for the length of the block, which begins when it is ready: the ready event, and its
+    draining. Raises StartupError."""
     with ExitStack() as sockets:
         listener, starting, control_url = _control_listener(settings, sockets)
         progress = starting.progress
@@ -106,7 +111,7 @@ async def fronting(settings: Settings) -> AsyncIterator[dict[str, Any]]:
                     starting.app.attach(front.joined.app)
                     listener.last_words = front.joined.stopping.cut
                     try:
-                        yield {
+                        ready = {
                             "event": "ready",
                             "pid": os.getpid(),
                             "control_url": loopback_url(control_url),
@@ -117,6 +122,7 @@ async def fronting(settings: Settings) -> AsyncIterator[dict[str, Any]]:
                             "tasks_left_out": front.tasks_left_out,
                             "workers": front.told,
                         }
+                        yield ready, front.joined.drain
                     finally:
                         front.joined.closing.set()
                         starting.app.abandon()

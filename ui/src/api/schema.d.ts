@@ -106,6 +106,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/drain": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Begin
+         * @description The server takes no new episodes from now on, and ends once those that are open have ended.
+         */
+        post: operations["begin_drain_post"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/engine": {
         parameters: {
             query?: never;
@@ -917,6 +937,23 @@ export interface paths {
          * @description ``since``: Unix seconds, the ``at`` of the last sample that the caller has.
          */
         get: operations["live_live_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/load": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Tell */
+        get: operations["tell_load_get"];
         put?: never;
         post?: never;
         delete?: never;
@@ -2440,6 +2477,53 @@ export interface components {
             top_p: number;
         };
         /**
+         * ServerLoad
+         * @description Answer to ``GET /load`` and ``POST /drain``. Of several worker processes the numbers are summed.
+         */
+        ServerLoad: {
+            /** Drained */
+            drained: boolean;
+            /** Draining */
+            draining: boolean;
+            /** Grading */
+            grading: number;
+            /** Grading Places */
+            grading_places: number;
+            /** Gradings Waiting */
+            gradings_waiting: number;
+            /**
+             * Images
+             * @default []
+             */
+            images: string[];
+            /** Max Open */
+            max_open: number;
+            /** Max Running */
+            max_running: number;
+            /** Max Sandboxes */
+            max_sandboxes: number | null;
+            /** Memory Available Bytes */
+            memory_available_bytes: number | null;
+            /** Memory Bytes */
+            memory_bytes: number | null;
+            /** Open */
+            open: number;
+            /** Queued */
+            queued: number;
+            /** Refusal */
+            refusal: string | null;
+            /** Release */
+            release: string;
+            /** Running */
+            running: number;
+            /** Sandboxes In Use */
+            sandboxes_in_use: number | null;
+            /** Sandboxes Warm */
+            sandboxes_warm: number | null;
+            /** Server Id */
+            server_id: string;
+        };
+        /**
          * SnapshotInfo
          * @description The files of an episode's sandbox at one time.
          */
@@ -3464,6 +3548,26 @@ export interface operations {
                 };
                 content: {
                     "application/json": unknown;
+                };
+            };
+        };
+    };
+    begin_drain_post: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ServerLoad"];
                 };
             };
         };
@@ -4895,6 +4999,26 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["HTTPValidationError"];
+                };
+            };
+        };
+    };
+    tell_load_get: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ServerLoad"];
                 };
             };
         };
