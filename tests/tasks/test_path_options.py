@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from turnstile.cli.app import app
 from turnstile_server.errors import StartupError, Unprocessable
-from turnstile_server.sandboxes.machine import machine_resources
 from turnstile_server.settings import SandboxSettings
+from turnstile_server.settings.machine import machine_resources
 from turnstile_server.tasks.model import SandboxWish, Task
 from turnstile_server.tasks.registry import host_paths, load_tasks
 from turnstile_server.tasks.workspace import sandbox_spec

@@ -20,8 +20,8 @@ def beyond_places(settings: Settings) -> int:
     """Episodes that may be graded without a place among those that run; 0 where sandboxes have no room for both,
     because a grading that finds no sandbox in time gives no reward. A grading has two while it compares the work
     with the untouched task (``JudgedCopies.without_work``)."""
-    most = settings.episodes.max_running
-    return most if settings.sandboxes.max_open >= most + 2 * settings.grading.places else 0
+    most = settings.episodes.places
+    return most if settings.sandboxes.places >= most + 2 * settings.grading.places else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,7 +100,7 @@ class Episodes(EpisodeReader):
             parts.pipeline,
             parts.backends,
             settings,
-            places=Places(self._settings.max_running, self._bounds.oldest_every, beyond_places(settings)),
+            places=Places(self._settings.places, self._bounds.oldest_every, beyond_places(settings)),
             versions=parts.versions,
             works=self._works,
             snapshots=self.snapshots,

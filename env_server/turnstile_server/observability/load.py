@@ -8,10 +8,10 @@ from importlib.metadata import version
 
 from turnstile.models import EpisodeStatus, ServerLoad
 from turnstile_server.observability.metrics import Metrics
-from turnstile_server.sandboxes.machine import available_memory_bytes, machine_resources
 from turnstile_server.sandboxes.pool import SandboxPool
 from turnstile_server.sandboxes.protocol import SandboxProvider
 from turnstile_server.settings import Settings
+from turnstile_server.settings.machine import available_memory_bytes, machine_resources
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +42,13 @@ def server_load(sources: LoadSources) -> ServerLoad:
         max_open=settings.episodes.max_open,
         queued=counts.get(EpisodeStatus.QUEUED, 0),
         running=counts.get(EpisodeStatus.PREPARING, 0) + counts.get(EpisodeStatus.RUNNING, 0),
-        max_running=settings.episodes.max_running,
+        max_running=settings.episodes.places,
         grading=counts.get(EpisodeStatus.GRADING, 0),
         gradings_waiting=sources.gradings_waiting(),
         grading_places=settings.grading.places,
         sandboxes_in_use=None if pool is None else pool.taken - pool.warm,
         sandboxes_warm=None if pool is None else pool.warm,
-        max_sandboxes=None if pool is None else settings.sandboxes.max_open,
+        max_sandboxes=None if pool is None else settings.sandboxes.places,
         memory_available_bytes=available_memory_bytes(),
         memory_bytes=int(machine_resources()["memory_mb"]) << 20,
         images=() if pool is None else pool.images,

@@ -161,7 +161,7 @@ class SandboxPool(ProviderWrapper):
                     if self._waiting[0] is ticket:
                         if ready := self._warm.get(spec):
                             return ready.popleft()
-                        if self._taken < self._settings.max_open:
+                        if self._taken < self._settings.places:
                             self._taken += 1
                             return None
                         if not self._ending:
@@ -170,7 +170,7 @@ class SandboxPool(ProviderWrapper):
                     await ticket.woken.wait()
         except TimeoutError as error:
             raise SandboxUnavailable(
-                f"all {self._settings.max_open} sandboxes (sandboxes.max_open) were in use for "
+                f"all {self._settings.places} sandboxes (sandboxes.max_open) were in use for "
                 f"{self._settings.wait_s:g} s (sandboxes.wait_s)"
             ) from error
         finally:
@@ -245,7 +245,7 @@ class SandboxPool(ProviderWrapper):
 
     def _cold_spec(self) -> SandboxSpec | None:
         """The latest spec that lacks a warm sandbox, if there is room that no call waits for."""
-        if self._waiting or self._taken >= self._settings.max_open:
+        if self._waiting or self._taken >= self._settings.places:
             return None
         return next((s for s in reversed(self._warm) if len(self._warm[s]) < self._settings.warm), None)
 

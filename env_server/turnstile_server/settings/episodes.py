@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -10,21 +9,27 @@ from pydantic import BeforeValidator, Field
 
 from turnstile.models import SnapshotMode, StalenessPolicy, StalenessScope
 from turnstile_server.settings.judges import JudgeSettings
+from turnstile_server.settings.machine import default_episodes, default_gradings, machine_resources
 from turnstile_server.settings.replay import ReplaySettings
 from turnstile_server.settings.section import BoundedSection, CountCeiling, SecondsCeiling, Section
-
-_GRADINGS_OF_A_CORE = 2
 
 
 class EpisodeSettings(ReplaySettings):
     """The bounds on the number of episodes, and the ceilings of an episode's limits (also their defaults)."""
 
+    @property
+    def places(self) -> int:
+        """``max_running``, or its default on this machine."""
+        return self.max_running or default_episodes(machine_resources())
+
     max_open: int = Field(1024, ge=1, description="Episodes open at once, queued ones included; more are 429.")
-    max_running: int = Field(
-        16,
+    max_running: int | None = Field(
+        None,
         ge=1,
-        description="Episodes with a sandbox that are prepared or run at once; further ones are queued. As many "
-        "again may wait for their grade, where `sandboxes.max_open` has room for twice `grading.parallel` more.",
+        description="Episodes with a sandbox that are prepared or run at once; further ones are queued. None: 8 "
+        "for each core and one for each 512 MiB of three quarters of the memory, whichever is less, from 4 to "
+        "256. As many again may wait for their grade, where `sandboxes.max_open` has room for twice "
+        "`grading.parallel` more.",
     )
     max_staleness: int | None = Field(
         None,
@@ -265,4 +270,4 @@ class GradingSettings(BoundedSection):
     @property
     def places(self) -> int:
         """``parallel``, or its default on this machine."""
-        return self.parallel or _GRADINGS_OF_A_CORE * len(os.sched_getaffinity(0))
+        return self.parallel or default_gradings(machine_resources())

@@ -7,12 +7,18 @@ from typing import Literal
 
 from pydantic import Field
 
+from turnstile_server.settings.machine import default_sandboxes, machine_resources
 from turnstile_server.settings.own_tools import FunctionSpec, ServerSpec
 from turnstile_server.settings.section import BoundedSection
 
 
 class SandboxSettings(BoundedSection):
     """The sandboxes in which launched agents, tools and hidden tests run."""
+
+    @property
+    def places(self) -> int:
+        """``max_open``, or its default on this machine."""
+        return self.max_open or default_sandboxes(machine_resources())
 
     kind: str = Field(
         "auto",
@@ -128,8 +134,11 @@ class SandboxSettings(BoundedSection):
         description="First of the 67 million user ids from which each sandbox takes ids of its own, by chance, "
         "where the server is root or uses Docker. 0: all sandboxes have the four ids above.",
     )
-    max_open: int = Field(
-        128, ge=1, description="Sandboxes at once, warm ones included; further requests wait for a free one."
+    max_open: int | None = Field(
+        None,
+        ge=1,
+        description="Sandboxes at once, warm ones included; further requests wait for a free one. None: room for "
+        "the episodes and gradings of a machine like this one, 128 at least.",
     )
     wait_s: float = Field(600.0, gt=0, description="Time to wait for a free sandbox; then 503.")
     start_timeout_s: float = Field(

@@ -10,7 +10,6 @@ from turnstile_server.agents.spec import AgentResources
 from turnstile_server.egress.log import NetworkLog
 from turnstile_server.egress.policy import NetworkPhase
 from turnstile_server.errors import TaskFailed, Unprocessable
-from turnstile_server.sandboxes.machine import machine_resources
 from turnstile_server.sandboxes.protocol import (
     Command,
     ExecResult,
@@ -21,6 +20,7 @@ from turnstile_server.sandboxes.protocol import (
     User,
 )
 from turnstile_server.settings import EgressSettings, SandboxSettings, TaskSettings
+from turnstile_server.settings.machine import machine_resources
 from turnstile_server.tasks.files import Files
 from turnstile_server.tasks.git_history import keep_one_commit
 from turnstile_server.tasks.model import SandboxWish, Task

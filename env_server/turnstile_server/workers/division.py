@@ -35,6 +35,8 @@ PLACES: Final = (
     ("openenv", "max_sessions"),
 )
 """Limits over all episodes, of which each worker gets a whole number."""
+OF_THE_MACHINE: Final = (("episodes", "max_running"), ("grading", "parallel"), ("sandboxes", "max_open"))
+"""Those whose default is made of the machine's cores and memory."""
 SHARES: Final = (("fleet", "cache_fill"), ("journal", "retention_share"))
 """Parts of something that all workers share."""
 _OF_A_JUDGE: Final = ("parallel", "max_calls", "max_total_tokens")
@@ -109,8 +111,8 @@ def _judge(judge: JudgeSettings, name: str, number: int, count: int) -> JudgeSet
 
 
 def _value(settings: Settings, section: str, field: str) -> Any:
-    if (section, field) == ("grading", "parallel"):
-        return settings.grading.places  # its default is made of the machine's cores
+    if (section, field) in OF_THE_MACHINE:
+        return vars(settings)[section].places
     return vars(vars(settings)[section])[field]
 
 

@@ -1,8 +1,10 @@
-"""The resources of the machine that the server runs on, or of the container that it runs in."""
+"""The resources of the machine that the server runs on, or of the container that it runs in, and the defaults that
+follow from them."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
@@ -46,3 +48,29 @@ def _number_in(file: Path) -> int | None:
     except OSError:
         return None
     return int(text) if text.isdecimal() else None
+
+
+_EPISODES_OF_A_CORE = 8
+"""Agents wait for the model most of the time."""
+_MEMORY_OF_AN_EPISODE = 512 << 20
+"""More than the agents that ship were measured with (139 to 390 MB)."""
+_FEWEST_EPISODES, _MOST_EPISODES = 4, 256
+"""The most: what one process of the server was tried with."""
+_FEWEST_SANDBOXES = 128
+
+
+def default_episodes(resources: Mapping[str, float]) -> int:
+    """``episodes.max_running`` where it is not set. A quarter of the memory is left for all else."""
+    by_memory = 0.75 * resources["memory_mb"] * (1 << 20) / _MEMORY_OF_AN_EPISODE
+    found = int(min(_EPISODES_OF_A_CORE * resources["cpus"], by_memory))
+    return min(_MOST_EPISODES, max(_FEWEST_EPISODES, found))
+
+
+def default_gradings(resources: Mapping[str, float]) -> int:
+    """``grading.parallel`` where it is not set."""
+    return 2 * int(resources["cpus"])
+
+
+def default_sandboxes(resources: Mapping[str, float]) -> int:
+    """``sandboxes.max_open`` where it is not set: room for all episodes, and for gradings, which have two each."""
+    return max(_FEWEST_SANDBOXES, default_episodes(resources) + 2 * default_gradings(resources))
