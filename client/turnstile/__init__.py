@@ -24,11 +24,13 @@ if TYPE_CHECKING:
         ServerError,
         ServerUnavailable,
         SetupFault,
+        SourceUnavailable,
         Timeout,
         TurnstileError,
     )
     from turnstile.groups import advantages, by_group, has_signal
     from turnstile.rollout import Rollout, RolloutProgress
+    from turnstile.servers import DnsServers, FileServers, ServerSource
     from turnstile.sync import Client, EpisodeHandle, NewEpisodeHandle
     from turnstile.task_stream import TaskStreamState
 
@@ -37,6 +39,7 @@ _HOMES = {
     "turnstile.client": ("AsyncClient", "AsyncEpisodeHandle", "AsyncNewEpisodeHandle"),
     "turnstile.groups": ("advantages", "by_group", "has_signal"),
     "turnstile.rollout": ("Rollout", "RolloutProgress"),
+    "turnstile.servers": ("FileServers", "DnsServers", "ServerSource"),
     "turnstile.sync": ("Client", "EpisodeHandle", "NewEpisodeHandle"),
     "turnstile.task_stream": ("TaskStreamState",),
     "turnstile.errors": (
@@ -51,6 +54,7 @@ _HOMES = {
         "ServerError",
         "ServerUnavailable",
         "SetupFault",
+        "SourceUnavailable",
         "Timeout",
         "TurnstileError",
     ),
@@ -64,8 +68,10 @@ __all__ = [
     "Client",
     "ClientSettings",
     "Conflict",
+    "DnsServers",
     "EngineError",
     "EpisodeHandle",
+    "FileServers",
     "Gone",
     "InvalidRequest",
     "NewEpisodeHandle",
@@ -75,8 +81,10 @@ __all__ = [
     "RolloutProgress",
     "ServerBusy",
     "ServerError",
+    "ServerSource",
     "ServerUnavailable",
     "SetupFault",
+    "SourceUnavailable",
     "TaskStreamState",
     "Timeout",
     "TurnstileError",

@@ -57,6 +57,13 @@ class LeaseRenewals:
             renewal.end()
         return self.at(server)
 
+    def move(self, before: str, now: str) -> None:
+        """The server has another address: its lease is renewed there."""
+        renewal = self._renewals.pop(before, None)
+        if renewal is not None and self._process == os.getpid():
+            renewal.server = now
+            self._renewals[now] = renewal
+
     def close(self) -> None:
         """Ends the renewals: episodes that are open then lapse. May be called from any thread, and repeated."""
         self._closed = True
@@ -69,7 +76,7 @@ class _Renewal:
 
     def __init__(self, server: str, key: str | None, settings: ClientSettings, lease_s: float) -> None:
         self.lease = Lease(lease_id=new_id("lease"), lease_s=lease_s)
-        self._server = server
+        self.server = server
         self._arguments: dict[str, Any] = client_arguments(settings)
         self._call = requests.renew_lease(self.lease.lease_id, lease_s)
         self._headers = headers_of(self._call, key)
@@ -91,9 +98,9 @@ class _Renewal:
             while not self._ended.wait(next_s):
                 try:
                     reply = http.post(
-                        self._server + self._call.path, content=self._call.body, headers=self._headers
+                        self.server + self._call.path, content=self._call.body, headers=self._headers
                     )
-                    read(self._call, ApiReply(reply.status_code, dict(reply.headers), reply.content), self._server)
+                    read(self._call, ApiReply(reply.status_code, dict(reply.headers), reply.content), self.server)
                     next_s = pause_s
                 except errors.Gone:
                     self._ended.set()  # its episodes were cancelled: each of them says so itself

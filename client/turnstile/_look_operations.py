@@ -12,6 +12,7 @@ from turnstile import errors
 from turnstile._placement import ServerPool
 from turnstile._requests import ApiCall
 from turnstile._retry import ClientSettings
+from turnstile._server_fleet import ServerFleet
 from turnstile._transport import Transport
 from turnstile.conditions import EpisodeConditions
 from turnstile.models import (
@@ -39,14 +40,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ListingPosition:
-    """The position at which a listing of episodes goes on: the index of a server and the cursor that it gave."""
+    """The position at which a listing of episodes goes on. ``left``: the servers that it has not come through, the
+    one that gave the cursor first; None: it has not begun."""
 
-    server: int = 0
+    left: tuple[str, ...] | None = None
     cursor: str | None = None
 
 
 class LookOperations:
     """Over one pool of servers, and one set of connections for all of them."""
+
+    fleet: ServerFleet
 
     def __init__(self, pool: ServerPool, transport: Transport, settings: ClientSettings) -> None:
         self._pool = pool
@@ -90,33 +94,41 @@ class LookOperations:
         self, at: ListingPosition, conditions: EpisodeConditions, limit: int | None
     ) -> tuple[EpisodePage, ListingPosition | None]:
         """One page of one server, and where the next one is: the servers come one after the other."""
-        server = self._pool.urls[at.server]
+        left = await self._left(at)
+        server = left[0]
         page = await self._transport.send(server, looks.page(conditions, at.cursor, limit))
         for episode in page.episodes:
             self._pool.placed(episode.episode_id, server, is_open=not episode.status.ended)
-        return page, self._following(at, page.cursor)
+        return page, _following(left, page.cursor)
 
     async def summary_page(
         self, at: ListingPosition, conditions: EpisodeConditions, limit: int | None
     ) -> tuple[EpisodeSummaryPage, ListingPosition | None]:
         """As ``page``, with a light row of each."""
-        server = self._pool.urls[at.server]
+        left = await self._left(at)
+        server = left[0]
         page = await self._transport.send(server, looks.summary_page(conditions, at.cursor, limit))
         for row in page.summaries:
             self._pool.placed(row.episode_id, server, is_open=not row.status.ended)
-        return page, self._following(at, page.cursor)
+        return page, _following(left, page.cursor)
 
-    def _following(self, at: ListingPosition, cursor: str | None) -> ListingPosition | None:
-        if cursor is not None:
-            return ListingPosition(at.server, cursor)
-        following = at.server + 1
-        return ListingPosition(following) if following < len(self._pool.urls) else None
+    async def _left(self, at: ListingPosition) -> tuple[str, ...]:
+        if at.left is not None:
+            return at.left
+        await self._known()
+        return self._pool.urls
+
+    async def _known(self) -> None:
+        """Returns once the servers are known: a source was asked for them. Raises SourceUnavailable."""
+        if not self._pool.servers:
+            await self.fleet.ready()
 
     async def stats(
         self, conditions: EpisodeConditions, by: Sequence[StatsKey], bucket_s: float | None, solved_at: float
     ) -> StatsReport:
         """Over the episodes of all servers. One server computes them itself; of several the rows are fetched,
         because chances of success (pass@k) do not add up."""
+        await self._known()
         if len(self._pool.urls) == 1:
             call = looks.stats(conditions, by, bucket_s, solved_at)
             return await self._transport.send(self._pool.urls[0], call)
@@ -131,6 +143,7 @@ class LookOperations:
         """By URL, of the servers that have episodes of the group. Raises NotFound where none has."""
         found: dict[str, GroupReport] = {}
         missing: errors.NotFound | None = None
+        await self._known()
         for url in self._pool.urls:
             try:
                 found[url] = await self._transport.send(url, looks.group(group_id))
@@ -150,6 +163,7 @@ class LookOperations:
     async def _find(self, episode_id: str) -> str:
         """The server that has the episode, found by asking every one."""
         silent: list[errors.TurnstileError] = []
+        await self._known()
         for server in self._pool.urls:
             try:
                 found = await self._transport.send(server, requests.get_episode(episode_id), retry_unsent=False)
@@ -166,3 +180,9 @@ class LookOperations:
                 server=silent[0].server,
             )
         raise errors.NotFound(f"{episode_id} is on none of {len(self._pool.urls)} servers", type="not_found")
+
+
+def _following(left: tuple[str, ...], cursor: str | None) -> ListingPosition | None:
+    if cursor is not None:
+        return ListingPosition(left, cursor)
+    return ListingPosition(left[1:]) if left[1:] else None

@@ -17,9 +17,10 @@ from turnstile import _requests as requests
 from turnstile import errors
 from turnstile._lease_renewals import LEASE_LAPSED, LeaseRenewals
 from turnstile._look_operations import LookOperations
-from turnstile._placement import ServerPool
+from turnstile._placement import ServerPool, ServerStatus
 from turnstile._requests import ApiCall
 from turnstile._retry import ClientSettings
+from turnstile._server_fleet import ServerFleet
 from turnstile._transport import Transport
 from turnstile.models import (
     AuditReport,
@@ -34,10 +35,12 @@ from turnstile.models import (
     SnapshotInfo,
     SnapshotList,
     TaskPage,
+    TaskRef,
     TokenForest,
     Turn,
     new_id,
 )
+from turnstile.servers import ListedServers, ServerSource
 from turnstile.task_stream import TaskPageRequest
 
 T = TypeVar("T")
@@ -49,12 +52,14 @@ long for nothing."""
 
 
 class Operations(LookOperations):
-    """The operations of one client. ``urls``: checked; one pool and one set of connections for all of them."""
+    """The operations of one client: one pool and one set of connections for all of its servers."""
 
-    def __init__(self, urls: Sequence[str], key: str | None, settings: ClientSettings) -> None:
-        pool = ServerPool(urls, down_s=settings.down_s, clock=time.monotonic)
+    def __init__(self, source: ServerSource, key: str | None, settings: ClientSettings) -> None:
+        urls = source.urls if isinstance(source, ListedServers) else ()
+        pool = ServerPool(urls, down_s=settings.down_s, clock=time.monotonic, silent_s=settings.silent_s)
         super().__init__(pool, Transport(pool, key, settings), settings)
         self.leases = LeaseRenewals(key, settings)
+        self.fleet = ServerFleet(source, pool, self._transport, self.leases, settings)
 
     @property
     def servers(self) -> Sequence[str]:
@@ -78,19 +83,26 @@ class Operations(LookOperations):
         """
         asked = {name: value for name, value in fields.items() if value is not None}
         request = requests.request_of({"idempotency_key": uuid.uuid4().hex, **asked})
+        await self.fleet.ready()
         problems: list[errors.TurnstileError] = []
         for delay in self._transport.delays():
             if delay:
                 await anyio.sleep(delay)
             problems = []
-            for place in (server,) if server is not None else self._pool.order():
-                self._pool.reserve(place)
+            places = self._pool.order(request.group_id, self._image_of(request.task))
+            for place in (server,) if server is not None else places:
+                self._pool.reserve(place, request.group_id)
                 try:
                     created = await self._create_at(place, request, leased=leased)
                 except (errors.ServerUnavailable, errors.ServerBusy) as error:
                     if isinstance(error, errors.ServerUnavailable) and error.may_have_happened:
                         raise  # placing it elsewhere too could make two
                     problems.append(error)
+                    continue
+                except errors.AuthError as error:
+                    if not self.fleet.watches or len(places) == 1:
+                        raise
+                    problems.append(error)  # the next look leaves it out
                     continue
                 finally:
                     self._pool.release(place)
@@ -104,13 +116,46 @@ class Operations(LookOperations):
         lease = self.leases.at(place) if leased else None
         try:
             call = requests.create_episode(request.model_copy(update={"lease": lease}))
-            return await self._transport.send(place, call, retry_unsent=False)
+            return await self.fleet.create(place, call)
         except errors.Gone as error:
             if lease is None or error.type != LEASE_LAPSED:
                 raise
         # This process was stopped for longer than its lease. What it had is lost; what it begins now is not.
         call = requests.create_episode(request.model_copy(update={"lease": self.leases.after(lease, place)}))
-        return await self._transport.send(place, call, retry_unsent=False)
+        return await self.fleet.create(place, call)
+
+    def _image_of(self, task: TaskRef) -> str | None:
+        """The image that a task needs, where this client knows it: of its own or of a listing."""
+        own = (task.model_extra or {}).get("image")
+        return own if isinstance(own, str) else self._pool.image_of(task.id)
+
+    # As a RolloutBackend
+
+    @property
+    def watches(self) -> bool:
+        return self.fleet.watches
+
+    @property
+    def usable(self) -> bool:
+        return self.fleet.usable
+
+    async def watch(self) -> None:
+        await self.fleet.watch()
+
+    async def tidy(self) -> None:
+        await self.fleet.cancel_abandoned()
+
+    async def pause(self, seconds: float) -> None:
+        await self.fleet.pause(seconds)
+
+    async def departed(self, episode_id: str) -> str:
+        return await self.fleet.departed(episode_id)
+
+    def abandon(self, episode_id: str) -> None:
+        self.fleet.abandon(episode_id)
+
+    def abandon_creation(self, server: str, fields: Mapping[str, Any]) -> None:
+        self.fleet.abandon_creation(server, fields)
 
     async def episode(self, episode_id: str, wait_s: float = 0.0) -> Episode:
         """The episode now, or at its next change of status within ``wait_s`` seconds."""
@@ -209,10 +254,17 @@ class Operations(LookOperations):
 
     async def tasks(self, server: str | None, asked: TaskPageRequest, limit: int | None) -> tuple[TaskPage, str]:
         """One page of the tasks of ``server``, or of the first that answers; and which server that was."""
+        await self.fleet.ready()
         silent: errors.ServerUnavailable | None = None
-        for url in (server,) if server is not None else self._pool.order():
+        urls = (server,) if server is not None else self._pool.order()
+        for url in urls:
             try:
-                return await self._transport.send(url, requests.task_page(asked, limit)), url
+                call = requests.task_page(asked, limit)
+                page = await self._transport.send(url, call, wait_start=len(urls) == 1)
+                for task in page.tasks:
+                    if task.image is not None:
+                        self._pool.has_image(task.id, task.image)
+                return page, url
             except errors.ServerUnavailable as error:
                 silent = silent or error
         assert silent is not None
@@ -221,6 +273,7 @@ class Operations(LookOperations):
     async def on_servers(self, call: ApiCall[T], server: str | None = None) -> dict[str, T]:
         """``call`` at ``server``, or at all: every one is tried, then the first error is raised."""
         results, first = {}, None
+        await self._known()
         for url in (server,) if server is not None else self._pool.urls:
             try:
                 results[url] = await self._transport.send(url, call)
@@ -232,6 +285,7 @@ class Operations(LookOperations):
 
     async def on_servers_at_once(self, call: ApiCall[T], server: str | None = None) -> dict[str, T]:
         """As ``on_servers``, at all of them at the same time: for what ends only when all take part."""
+        await self._known()
         return await self.at_once(dict.fromkeys((server,) if server is not None else self._pool.urls, call))
 
     async def at_once(self, calls: Mapping[str, ApiCall[T]]) -> dict[str, T]:
@@ -253,15 +307,24 @@ class Operations(LookOperations):
         return results
 
     async def health(self) -> dict[str, errors.TurnstileError | None]:
-        """Each server's error, None where it is healthy. Raises nothing."""
+        """Each server's error, None where it is ready to play episodes. Raises SourceUnavailable."""
+        await self._known()
         found: dict[str, errors.TurnstileError | None] = {}
-        for url in self._pool.urls:
+        for server in self._pool.servers:
             try:
-                await self._transport.send(url, requests.health(), retry_unsent=False)
-                found[url] = None
+                await self._transport.send(server.url, requests.ready(), retry_unsent=False, wait_start=False)
+                found[server.url] = None
             except errors.TurnstileError as error:
-                found[url] = error
+                found[server.url] = error
         return found
+
+    async def servers_now(self) -> list[ServerStatus]:
+        """What is known of each server after one more look."""
+        await self.fleet.look()
+        return [
+            ServerStatus(each.url, each.state.value, each.why, each.server_id, each.load, len(each.open))
+            for each in self._pool.servers
+        ]
 
     # Parts
 
@@ -283,6 +346,8 @@ class _Deadline:
 
 def _summary(problems: list[errors.TurnstileError]) -> errors.TurnstileError:
     """One error for a creation that no server took: busy before unreachable, because busy passes."""
+    if not problems:
+        return errors.ServerUnavailable("the source of the servers names none")
     busy = [problem for problem in problems if isinstance(problem, errors.ServerBusy)]
     if len(problems) == 1 or busy:
         return (busy or problems)[0]

@@ -37,6 +37,7 @@ from turnstile.models import (
     RegradeRequest,
     RewardUpdate,
     SampleSet,
+    ServerLoad,
     SnapshotInfo,
     SnapshotList,
     TaskPage,
@@ -50,6 +51,8 @@ from turnstile.models.samples_encoding import MEDIA_TYPE, WireError, decode_fore
 from turnstile.task_stream import TaskPageRequest
 
 JSON = "application/json"
+NOT_READY = "not_ready"
+"""The error of a server that answers and does not play episodes now; its message says why."""
 
 T_co = TypeVar("T_co", covariant=True)
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -228,8 +231,17 @@ def audit(episode_id: str, extra_s: float) -> ApiCall[AuditReport]:
     return ApiCall("POST", path, AuditReport.model_validate_json, extra_s=extra_s)
 
 
-def health() -> ApiCall[None]:
-    return ApiCall("GET", "/health", _nothing, repeatable=True)
+def ready() -> ApiCall[None]:
+    return ApiCall("GET", "/ready", _nothing, repeatable=True)
+
+
+def load() -> ApiCall[ServerLoad]:
+    """Sent once: who looks, looks again."""
+    return ApiCall("GET", "/load", ServerLoad.model_validate_json)
+
+
+def drain() -> ApiCall[ServerLoad]:
+    return ApiCall("POST", "/drain", ServerLoad.model_validate_json, repeatable=True)
 
 
 def headers_of(call: ApiCall[Any], key: str | None) -> dict[str, str]:
@@ -273,7 +285,10 @@ _BY_STATUS: dict[int, type[errors.TurnstileError]] = {
 def error_of(reply: ApiReply, server: str) -> errors.TurnstileError:
     """The typed error of a reply that is no success."""
     try:
-        body = json.loads(reply.body)["error"]
+        told = json.loads(reply.body)
+        if reply.status == 503 and told.get("status") == "not ready":
+            return errors.ServerUnavailable(str(told["reason"]), type=NOT_READY, status=503, server=server)
+        body = told["error"]
         kind, message, detail = str(body["type"]), str(body["message"]), body.get("detail")
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
         return errors.ProtocolError(

@@ -34,6 +34,11 @@ class ClientSettings:
     """Pause before the first of them; doubled before each next one."""
     outage_s: float = 120.0
     """`rollouts` waits this long for a server that fails or cannot be reached, such as one that restarts."""
+    silent_s: float = 10.0
+    """With several servers, or a source of servers: one that has not served for so long has lost its rollouts to
+    the others, where any takes episodes."""
+    start_s: float = 120.0
+    """Longest wait for a server that starts, and for the first server of a source."""
     backoff_s: float = 0.5
     """`rollouts`: the first pause before it asks a full or failing server again, or makes another attempt; doubled
     each time."""
@@ -56,6 +61,8 @@ RESTARTED = "server_restarted"
 """The error of an episode that ran when its server died."""
 LOST = "episode_lost"
 UNREACHABLE = "server_unreachable"
+SERVER_LOST = "server_lost"
+"""The server of an episode is gone from the source of the servers, or has been silent for too long."""
 AGENT_FAILED = "agent_failed"
 """The function that the caller gave as agent raised."""
 CANCELLED = "cancelled"
@@ -85,6 +92,8 @@ class RetryState:
 
     def pause_s(self, error: errors.TurnstileError) -> float | None:
         """Seconds to wait before the call is made again; None: ``error`` is final."""
+        if error.type == SERVER_LOST:
+            return None
         if isinstance(error, errors.ServerBusy):
             self._since = None
         elif is_outage(error):

@@ -3,7 +3,8 @@
 What must hold: a creation whose answer was lost is only ever repeated at the same server with the same idempotency
 key, so it never makes two episodes; an episode that was started and has not ended is cancelled when the rollout is
 (unless ``keep_open``); a failure is never turned into a reward. A grading that the infrastructure failed is made
-good with the kept work, before the agent runs again. ``turnstile._retry`` decides every wait.
+good with the kept work, before the agent runs again. An episode whose server is lost is made again at another
+one, and never given: what it was is cancelled when its server is back. ``turnstile._retry`` decides every wait.
 
 asyncio rather than anyio, for one reason: trainers cancel a rollout natively (``task.cancel()``), and a creation
 that is under way must outlive that until its episode is known, which needs a task of its own.
@@ -14,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Generator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -66,6 +67,40 @@ class RolloutBackend(Protocol):
 
     async def samples(self, episode_id: str, include_untrained: bool) -> SampleSet: ...
 
+    @property
+    def watches(self) -> bool:
+        """Its servers may come and go: ``watch`` is to run while rollouts are made."""
+        ...
+
+    @property
+    def usable(self) -> bool:
+        """Some server was found fit for episodes: its address and its key are right."""
+        ...
+
+    async def watch(self) -> None:
+        """Looks after the servers until cancelled."""
+        ...
+
+    async def tidy(self) -> None:
+        """Cancels what was abandoned, as far as its servers can be reached now. Short."""
+        ...
+
+    async def departed(self, episode_id: str) -> str:
+        """Returns the reason once the episode's server is lost; where nothing is watched, never."""
+        ...
+
+    async def pause(self, seconds: float) -> None:
+        """Sleeps; less where a server is there again."""
+        ...
+
+    def abandon(self, episode_id: str) -> None:
+        """The episode is made again elsewhere: it is cancelled when its server is back."""
+        ...
+
+    def abandon_creation(self, server: str, fields: Mapping[str, Any]) -> None:
+        """The same for a creation whose answer was lost."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class RolloutPlan:
@@ -107,6 +142,14 @@ class _Attempt:
     again: bool
     regraded: ErrorInfo | None = None
     """The failure of its first grading, where a second one made it good."""
+
+
+@dataclass(slots=True)
+class _Play:
+    """An attempt under way. ``episode``: as it was when it had ended. ``lost``: with its server."""
+
+    episode: Episode | None = None
+    lost: bool = False
 
 
 class RolloutRun:
@@ -151,7 +194,7 @@ class RolloutRun:
             if attempt.error is not None:
                 lost.append(attempt.error)
             self._hooks.retried()
-            await anyio.sleep(retry.backoff_s(failures, self._settings, random.random))
+            await self._backend.pause(retry.backoff_s(failures, self._settings, random.random))
         plan = self._plan
         return Rollout(
             task=plan.task,
@@ -169,7 +212,7 @@ class RolloutRun:
 
     async def _attempt(self, number: int) -> _Attempt:
         creation = _Creation(self._backend, self._fields(number), leased=not self._options.keep_open)
-        episode: Episode | None = None
+        play = _Play()
         try:
             try:
                 created = await self._repeated(creation.ask)
@@ -184,29 +227,66 @@ class RolloutRun:
                         type=error.type, message=error.message, fault=Fault.TASK, detail=error.detail
                     )
                     return _Attempt(None, None, failed, again=False)
+                if error.type == retry.SERVER_LOST:
+                    play.lost = True
+                    if error.server is not None:
+                        self._backend.abandon_creation(error.server, creation.fields)
+                    lost = retry.infrastructure_error(retry.SERVER_LOST, error.message)
+                    return _Attempt(None, None, lost, again=True)
                 return _Attempt(None, None, self._outage(error), again=False)
             self._hooks.accepted()
-            try:
-                episode, agent_error = await self._ended(created)
-                first_error = agent_error or retry.failure_of(episode)
-                error_of = first_error
-                if _by_infrastructure(error_of):
-                    episode = await self._regraded(episode)
-                    error_of = retry.failure_of(episode)
-                if _by_infrastructure(error_of):
-                    return _Attempt(episode, None, error_of, again=True)
-                samples = await self._samples(episode)
-                regraded = first_error if _by_infrastructure(first_error) else None
-                return _Attempt(episode, samples, error_of or episode.error, again=False, regraded=regraded)
-            except (errors.NotFound, errors.Gone) as error:
-                lost = retry.infrastructure_error(retry.LOST, f"the server no longer has it: {error.message}")
-                return _Attempt(episode, None, lost, again=True)
-            except errors.TurnstileError as error:
-                return _Attempt(episode, None, self._outage(error), again=True)
+            if not self._backend.watches:
+                return await self._played(created, play)
+            return await self._unless_lost(created.episode_id, self._played(created, play), play)
         finally:
-            if (episode is None or not episode.status.ended) and not self._options.keep_open:
+            over = play.lost or (play.episode is not None and play.episode.status.ended)
+            if not over and not self._options.keep_open:
                 await self._cancel(creation)
             creation.abandon()
+
+    async def _played(self, created: EpisodeCreated, play: _Play) -> _Attempt:
+        """The attempt from the creation of its episode to its samples. ``play.episode`` is kept up to date."""
+        try:
+            play.episode, agent_error = await self._ended(created)
+            first_error = agent_error or retry.failure_of(play.episode)
+            error_of = first_error
+            if _by_infrastructure(error_of):
+                play.episode = await self._regraded(play.episode)
+                error_of = retry.failure_of(play.episode)
+            if _by_infrastructure(error_of):
+                return _Attempt(play.episode, None, error_of, again=True)
+            samples = await self._samples(play.episode)
+            regraded = first_error if _by_infrastructure(first_error) else None
+            return _Attempt(play.episode, samples, error_of or play.episode.error, again=False, regraded=regraded)
+        except (errors.NotFound, errors.Gone) as error:
+            lost = retry.infrastructure_error(retry.LOST, f"the server no longer has it: {error.message}")
+            return _Attempt(play.episode, None, lost, again=True)
+        except errors.TurnstileError as error:
+            return _Attempt(play.episode, None, self._outage(error), again=True)
+
+    async def _unless_lost(self, episode_id: str, playing: Coroutine[Any, Any, _Attempt], play: _Play) -> _Attempt:
+        """The attempt as it is played, or, once its server is lost, one that is to be made again."""
+        task = asyncio.ensure_future(playing)
+        leaving = asyncio.ensure_future(self._backend.departed(episode_id))
+        try:
+            await asyncio.wait((task, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            reason = leaving.result()
+            task.cancel()
+            await asyncio.wait((task,), timeout=self._settings.cancel_s)
+            if task.done() and not task.cancelled() and task.exception() is None:
+                return task.result()  # it ended at the same moment
+            play.lost = True
+            self._backend.abandon(episode_id)
+            lost = retry.infrastructure_error(retry.SERVER_LOST, reason)
+            return _Attempt(play.episode, None, lost, again=True)
+        finally:
+            leaving.cancel()
+            if not task.done():
+                task.cancel()
+                with anyio.CancelScope(shield=True):
+                    await asyncio.wait((task,), timeout=self._settings.cancel_s)
 
     async def _ended(self, created: EpisodeCreated) -> tuple[Episode, ErrorInfo | None]:
         """The ended episode, and the error of the caller's own agent."""
@@ -283,7 +363,7 @@ class RolloutRun:
                 if pause_s is None or self._hopeless(error):
                     raise
             with self._counted_as_waiting():
-                await anyio.sleep(pause_s)
+                await self._backend.pause(pause_s)
 
     def _outage(self, error: errors.TurnstileError) -> ErrorInfo:
         """An outage that lasted too long, as this rollout's failure; any other error is raised."""
@@ -294,7 +374,7 @@ class RolloutRun:
     def _hopeless(self, error: errors.TurnstileError) -> bool:
         """True if the address may be wrong: an outage before any server has accepted anything. The error is then
         raised at once."""
-        return retry.is_outage(error) and not self._hooks.any_accepted()
+        return retry.is_outage(error) and not self._hooks.any_accepted() and not self._backend.usable
 
     @contextmanager
     def _counted_as_waiting(self) -> Generator[None, None, None]:
@@ -339,14 +419,14 @@ class _Creation:
 
     def __init__(self, backend: RolloutBackend, fields: dict[str, Any], *, leased: bool) -> None:
         self._backend = backend
-        self._fields = fields
+        self.fields = fields
         self._leased = leased
         self._server: str | None = None
         self._task: asyncio.Task[EpisodeCreated] | None = None
 
     async def ask(self) -> EpisodeCreated:
         """The created episode. Once a server may have made it, only that server is asked again."""
-        self._task = asyncio.ensure_future(self._backend.create(self._fields, self._server, leased=self._leased))
+        self._task = asyncio.ensure_future(self._backend.create(self.fields, self._server, leased=self._leased))
         try:
             return await asyncio.shield(self._task)
         except errors.TurnstileError as error:

@@ -45,6 +45,8 @@ class RolloutStream:
         self._fresh_groups: dict[str, str] = {}
         """By the group that the server closed for stale weights: the one that goes on in its place."""
         self._feeder: asyncio.Task[None] | None = None
+        self._watch: asyncio.Task[None] | None = None
+        """Looks after the servers while rollouts are made."""
         self._running: set[asyncio.Task[None]] = set()
         self._ready: asyncio.Queue[Rollout | BaseException | None] = asyncio.Queue()
         self._slots = asyncio.Semaphore(options.max_concurrent)
@@ -60,6 +62,8 @@ class RolloutStream:
             return None
         if self._feeder is None:
             self._feeder = asyncio.create_task(self._feed())
+            if self._backend.watches:
+                self._watch = asyncio.create_task(self._look_after())
         if self._last_fault is not None and self._setup_faults >= SETUP_FAULTS:
             self._stop()
             while not self._ready.empty():
@@ -91,6 +95,8 @@ class RolloutStream:
         own = self._own_tasks()
         if own:
             await asyncio.wait(own)
+        if self._backend.watches:
+            await self._backend.tidy()
 
     def _stop(self) -> None:
         """Cancels what runs, once: a second cancellation would cut off the first one's request to the server."""
@@ -100,7 +106,13 @@ class RolloutStream:
                 task.cancel()
 
     def _own_tasks(self) -> set[asyncio.Task[None]]:
-        return {*self._running, *((self._feeder,) if self._feeder is not None else ())}
+        return {*self._running, *(task for task in (self._feeder, self._watch) if task is not None)}
+
+    async def _look_after(self) -> None:
+        try:
+            await self._backend.watch()
+        except Exception as error:  # noqa: BLE001 - without it lost servers would be waited for without a word
+            self._fail(error)
 
     async def _feed(self) -> None:
         ordinal = 0

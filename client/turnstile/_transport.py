@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import ssl
-from collections.abc import Sequence
+import time
 from typing import Any, TypeVar
 
 import anyio
@@ -23,21 +23,8 @@ T = TypeVar("T")
 
 _UNSENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol)
 """Failures before a byte of the request had left."""
-
-
-def checked_urls(urls: str | Sequence[str]) -> list[str]:
-    """The servers' URLs without trailing slashes, each once, in order. Raises InvalidRequest."""
-    asked = [urls] if isinstance(urls, str) else list(urls)
-    if not asked:
-        raise errors.InvalidRequest("no server URL given")
-    for url in asked:
-        try:
-            parsed = httpx.URL(url)
-        except (httpx.InvalidURL, TypeError) as error:
-            raise errors.InvalidRequest(f"{url!r} is no URL: {error}") from error
-        if parsed.scheme not in ("http", "https") or not parsed.host:
-            raise errors.InvalidRequest(f"{url!r} is no server URL; expected e.g. http://127.0.0.1:8000")
-    return list(dict.fromkeys(url.rstrip("/") for url in asked))
+STARTING = "server_starting"
+"""The error of a server that does not serve yet."""
 
 
 def checked_key(key: str | None) -> str | None:
@@ -83,13 +70,26 @@ class Transport:
     async def close(self) -> None:
         await self._http.aclose()
 
-    async def send(self, server: str, call: ApiCall[T], *, retry_unsent: bool = True) -> T:
+    async def send(
+        self, server: str, call: ApiCall[T], *, retry_unsent: bool = True, wait_start: bool = True
+    ) -> T:
         """Sends ``call`` to ``server`` and returns the answer. ``retry_unsent``: try again where no connection
-        came about.
+        came about. ``wait_start``: try again, ``start_s`` at most, while the server says that it starts, which has
+        had no effect.
 
         Raises the typed error of a refusal, Timeout, ServerUnavailable, ProtocolError; InvalidRequest on a closed
         client.
         """
+        deadline = time.monotonic() + (self._settings.start_s if wait_start else 0.0)
+        while True:
+            try:
+                return await self._send(server, call, retry_unsent=retry_unsent)
+            except errors.ServerUnavailable as error:
+                if error.type != STARTING or time.monotonic() >= deadline:
+                    raise
+                await anyio.sleep(error.retry_after_s or self._settings.retry_delay_s)
+
+    async def _send(self, server: str, call: ApiCall[T], *, retry_unsent: bool) -> T:
         if self._http.is_closed:
             raise errors.InvalidRequest("the client is closed")
         for delay in self.delays():

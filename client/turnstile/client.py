@@ -25,10 +25,11 @@ from turnstile import errors
 from turnstile._handles import AsyncEpisodeHandle, AsyncNewEpisodeHandle
 from turnstile._look_operations import ListingPosition
 from turnstile._operations import Operations
+from turnstile._placement import ServerStatus
 from turnstile._retry import ClientSettings
 from turnstile._rollout_run import RolloutHooks, RolloutPlan, RolloutRun
 from turnstile._rollout_stream import RolloutStream
-from turnstile._transport import checked_key, checked_urls
+from turnstile._transport import checked_key
 from turnstile.conditions import EpisodeConditions
 from turnstile.engine_control import AsyncEngineControl
 from turnstile.models import (
@@ -41,6 +42,7 @@ from turnstile.models import (
     LiveReport,
     NetworkReport,
     Sampling,
+    ServerLoad,
     StatsKey,
     StatsReport,
     TaskInfo,
@@ -55,6 +57,7 @@ from turnstile.rollout import (
     Tasks,
     task_ref,
 )
+from turnstile.servers import ServerSource, checked_source
 from turnstile.task_stream import AsyncTaskStream, SelectionArguments, TaskPageRequest, TaskStreamState, task_query
 
 __all__ = ["AsyncClient", "AsyncEpisodeHandle", "AsyncNewEpisodeHandle"]
@@ -85,20 +88,21 @@ _TRAINED_AT_ONCE = 16
 class AsyncClient(AsyncEngineControl):
     """A client of the control API of one or several Turnstile servers.
 
-    ``urls``: one URL or several; new episodes are placed where this client has the fewest open, and servers
-    that cannot be reached are passed over. ``key``: the control key of all of them (or put ``/k/KEY`` into a
-    URL).
+    ``servers``: one URL or several, ``file:PATH``, ``dns://HOST:PORT``, or any ``ServerSource``
+    (``turnstile.servers``), which is asked again while rollouts are made. New episodes are placed where most
+    places are free; servers that cannot be reached are passed over. ``key``: the control key of all of them (or
+    put ``/k/KEY`` into a URL).
     """
 
     def __init__(
         self,
-        urls: str | Sequence[str],
+        servers: str | Sequence[str] | ServerSource,
         *,
         key: str | None = None,
         settings: ClientSettings | None = None,
     ) -> None:
         self._settings = settings or ClientSettings()
-        self._operations = Operations(checked_urls(urls), checked_key(key), self._settings)
+        self._operations = Operations(checked_source(servers), checked_key(key), self._settings)
         self._streams: WeakSet[RolloutStream] = WeakSet()
         finalize(self, self._operations.leases.close)
 
@@ -259,6 +263,8 @@ class AsyncClient(AsyncEngineControl):
 
         async def tell(index: int, episode_id: str, used: bool) -> None:
             fields = {"step": step, "used": used, "version": version}
+            if self._operations.fleet.is_lost(episode_id):  # its record went with its server
+                return
             try:
                 async with places:
                     episode = await self._operations.trained(episode_id, fields)
@@ -349,6 +355,19 @@ class AsyncClient(AsyncEngineControl):
         """The requests of the episode's sandboxes to the server's proxy, and its decisions."""
         return await self._operations.network(episode_id)
 
+    async def load(self, server: str | None = None) -> dict[str, ServerLoad]:
+        """How full ``server``, or every server, is, by URL."""
+        return await self._operations.on_servers(requests.load(), server)
+
+    async def drain(self, server: str) -> ServerLoad:
+        """Has ``server`` take no new episodes any more, and end once those that it has have ended."""
+        return (await self._operations.on_servers(requests.drain(), server))[server]
+
+    async def servers(self) -> list[ServerStatus]:
+        """Every server as this client knows it now: also those that it leaves out, and why."""
+        return await self._operations.servers_now()
+
     async def health(self) -> dict[str, errors.TurnstileError | None]:
-        """Per server URL: None for a server that answers, else the error."""
+        """Per server URL: None for a server that is ready to play episodes, else the error that says what it waits
+        for, or why it does not answer."""
         return await self._operations.health()

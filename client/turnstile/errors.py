@@ -81,6 +81,10 @@ class ServerUnavailable(TurnstileError):
         self.may_have_happened = may_have_happened
 
 
+class SourceUnavailable(ServerUnavailable):
+    """The source of the servers (a file, a folder, the DNS) cannot tell which there are."""
+
+
 class SetupFault(TurnstileError):
     """Episode after episode failed by the set-up (fault ``setup``): it cannot work before somebody changes it.
 

@@ -23,10 +23,11 @@ from turnstile import errors
 from turnstile._look_operations import ListingPosition
 from turnstile._loop_thread import BlockingStream, LoopThread, in_thread, pulled_in_threads
 from turnstile._operations import Operations
+from turnstile._placement import ServerStatus
 from turnstile._retry import ClientSettings
 from turnstile._rollout_stream import RolloutStream
 from turnstile._sync_handles import EpisodeHandle, NewEpisodeHandle
-from turnstile._transport import checked_key, checked_urls
+from turnstile._transport import checked_key
 from turnstile.client import AsyncClient
 from turnstile.conditions import EpisodeConditions
 from turnstile.engine_control import EngineControl
@@ -40,6 +41,7 @@ from turnstile.models import (
     LiveReport,
     NetworkReport,
     Sampling,
+    ServerLoad,
     StatsKey,
     StatsReport,
     TaskInfo,
@@ -54,6 +56,7 @@ from turnstile.rollout import (
     Tasks,
     task_ref,
 )
+from turnstile.servers import ServerSource, checked_source
 from turnstile.task_stream import SelectionArguments, TaskPageRequest, TaskStream, TaskStreamState, task_query
 
 __all__ = ["Client", "EpisodeHandle", "NewEpisodeHandle"]
@@ -65,20 +68,21 @@ T = TypeVar("T")
 class Client(EngineControl):
     """A blocking client of the control API of one or several Turnstile servers.
 
-    ``urls``: one URL or several; new episodes are placed where this client has the fewest open, and servers
-    that cannot be reached are passed over. ``key``: the control key of all of them (or put ``/k/KEY`` into a
-    URL). Nothing runs before the first call.
+    ``servers``: one URL or several, ``file:PATH``, ``dns://HOST:PORT``, or any ``ServerSource``
+    (``turnstile.servers``), which is asked again while rollouts are made. New episodes are placed where most
+    places are free; servers that cannot be reached are passed over. ``key``: the control key of all of them (or
+    put ``/k/KEY`` into a URL). Nothing runs before the first call.
     """
 
     def __init__(
         self,
-        urls: str | Sequence[str],
+        servers: str | Sequence[str] | ServerSource,
         *,
         key: str | None = None,
         settings: ClientSettings | None = None,
     ) -> None:
         settings = settings or ClientSettings()
-        make = partial(AsyncClient, checked_urls(urls), key=checked_key(key), settings=settings)
+        make = partial(AsyncClient, checked_source(servers), key=checked_key(key), settings=settings)
         self._make_loop = partial(LoopThread, make, settings.cancel_s)
         self._loops = {os.getpid(): self._make_loop()}
         """By process id: a forked child finds its parent's here, and leaves it alone."""
@@ -298,8 +302,20 @@ class Client(EngineControl):
         """The requests of the episode's sandboxes to the server's proxy, and its decisions."""
         return self._run(AsyncClient.network, episode_id)
 
+    def load(self, server: str | None = None) -> dict[str, ServerLoad]:
+        """How full ``server``, or every server, is, by URL."""
+        return self._run(AsyncClient.load, server)
+
+    def drain(self, server: str) -> ServerLoad:
+        """Has ``server`` take no new episodes any more, and end once those that it has have ended."""
+        return self._run(AsyncClient.drain, server)
+
+    def servers(self) -> list[ServerStatus]:
+        """Every server as this client knows it now: also those that it leaves out, and why."""
+        return self._run(AsyncClient.servers)
+
     def health(self) -> dict[str, errors.TurnstileError | None]:
-        """Per server URL: None for a server that answers, else the error."""
+        """See ``AsyncClient.health``."""
         return self._run(AsyncClient.health)
 
     def _run(
@@ -327,5 +343,5 @@ def _paged(
     return ask(client._operations, *args, **kwargs)
 
 
-def _unpickled(urls: Sequence[str], arguments: Mapping[str, Any]) -> Client:
-    return Client(urls, **arguments)
+def _unpickled(servers: ServerSource, arguments: Mapping[str, Any]) -> Client:
+    return Client(servers, **arguments)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from typing import Any
 
 import anyio
@@ -29,6 +30,7 @@ from turnstile.models import (
     EpisodeCreated,
     EpisodeRequest,
     EpisodeStatus,
+    EpisodeSummaryPage,
     EpisodeTimings,
     ErrorInfo,
     Fault,
@@ -38,10 +40,13 @@ from turnstile.models import (
     RegradeRequest,
     SampleSet,
     Sampling,
+    ServerLoad,
     TaskInfo,
     TaskPage,
     Trained,
     TrainedRequest,
+    new_id,
+    summary_of,
 )
 from turnstile.models.samples_encoding import MEDIA_TYPE, encode_samples
 
@@ -95,6 +100,17 @@ class StubServer:
         """Parameters of every request for tasks. The stub itself does not choose."""
         self.created: list[EpisodeRequest] = []
         self.cancelled: list[str] = []
+        self.server_id = new_id("srv")
+        self.release = version("turnstile-rl")
+        self.key: str | None = None
+        """Asked for by ``/load``; None: everybody may."""
+        self.draining = False
+        self.max_running = 16
+        self.images: tuple[str, ...] = ()
+        self.no_load: Answer | None = None
+        """In place of its load."""
+        self.looks = 0
+        self.not_ready: str | None = None
         self.most_open = 0
         self._episodes: dict[str, tuple[Episode, float, Play]] = {}
         self._keys: dict[str | None, str] = {}
@@ -132,6 +148,7 @@ class StubServer:
         return Starlette(
             routes=[
                 Route("/episodes", self._create, methods=["POST"]),
+                Route("/episodes", self._summaries),
                 Route(one, self._get),
                 Route(one + "/finish", self._finish, methods=["POST"]),
                 Route(one + "/cancel", self._cancel, methods=["POST"]),
@@ -142,6 +159,9 @@ class StubServer:
                 Route("/agents", self._agents),
                 Route("/engine", self._engine),
                 Route("/health", self._health),
+                Route("/ready", self._ready),
+                Route("/load", self._load),
+                Route("/drain", self._drain, methods=["POST"]),
             ]
         )
 
@@ -153,6 +173,8 @@ class StubServer:
         instead = self._instead(request)
         if instead is not None and not instead.afterwards:
             return instead.response()
+        if self.draining and asked.idempotency_key not in self._keys:
+            return Answer(503, "server_draining").response()
         if asked.task.id in self.unknown_tasks:
             return Answer(404, "not_found").response()
         if asked.group_id in self.closed_groups:
@@ -203,6 +225,12 @@ class StubServer:
         ended = episode.model_copy(update=changes)
         self._episodes[episode_id] = ended, ends_at, play
         return ended
+
+    async def _summaries(self, request: Request) -> Response:
+        """As with ``view=summary``."""
+        group_id = request.query_params.get("group_id")
+        found = [summary_of(episode) for episode in self.episodes if episode.group_id == group_id]
+        return _model(EpisodeSummaryPage(summaries=tuple(found)))
 
     async def _get(self, request: Request) -> Response:
         instead = self._instead(request)
@@ -294,6 +322,48 @@ class StubServer:
             ok=True, weight_version="v0", paused=False, model_name="tiny", context_length=4096, vocab_size=4160
         )
         return _model(info)
+
+    async def _ready(self, _: Request) -> Response:
+        if self.not_ready is not None:
+            return Response(json.dumps({"status": "not ready", "reason": self.not_ready}), 503)
+        return Response(b'{"status":"ready"}', media_type="application/json")
+
+    async def _load(self, request: Request) -> Response:
+        self.looks += 1
+        answer = self.no_load
+        if answer is not None:
+            return answer.response()
+        if self.key is not None and request.headers.get("authorization") != f"Bearer {self.key}":
+            return Answer(401, "unauthorized").response()
+        return _model(self.load())
+
+    async def _drain(self, _: Request) -> Response:
+        self.draining = True
+        return _model(self.load())
+
+    def load(self) -> ServerLoad:
+        running = len(self.open)
+        return ServerLoad(
+            server_id=self.server_id,
+            release=self.release,
+            draining=self.draining,
+            drained=self.draining and not running,
+            refusal="it drains" if self.draining else None,
+            open=running,
+            max_open=self.max_open,
+            queued=0,
+            running=running,
+            max_running=self.max_running,
+            grading=0,
+            gradings_waiting=0,
+            grading_places=1,
+            sandboxes_in_use=None,
+            sandboxes_warm=None,
+            max_sandboxes=None,
+            memory_available_bytes=None,
+            memory_bytes=None,
+            images=self.images,
+        )
 
     async def _health(self, _: Request) -> Response:
         return Response(b'{"status":"healthy"}', media_type="application/json")

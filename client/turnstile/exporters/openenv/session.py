@@ -28,7 +28,6 @@ from turnstile import errors
 from turnstile._retry import ClientSettings
 from turnstile._rollout_run import RolloutHooks, RolloutPlan
 from turnstile._rollout_stream import SETUP_FAULTS
-from turnstile._transport import checked_urls
 from turnstile.client import AsyncClient, AsyncNewEpisodeHandle
 from turnstile.exporters.openenv.arguments import (
     DrawnTask,
@@ -378,7 +377,7 @@ class TurnstileSessionFactory:
         self._shared = _Shared(self._client, timeout_s)
         try:
             if isinstance(agent, str):
-                _check_agent(self._client, checked_urls(urls), agent)
+                _check_agent(self._client, list(self._client.health()), agent)
                 self._shared.accepted = True
             self._task_of = (
                 task_of_seed([task.id for task in self._client.tasks(where=task_of.where)])
