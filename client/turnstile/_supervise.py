@@ -1,9 +1,10 @@
 """Runs a command until its own stdin ends: ``python -m turnstile._supervise COMMAND ARGUMENT …``.
 
 The process that started the supervisor holds the other end of that pipe, so the command does not outlive it,
-however it died (``kill -9`` included). The command gets SIGTERM first and SIGKILL after ``GRACE_S``; its exit code
+however it died (``kill -9`` included). The command gets SIGINT first and SIGKILL after ``GRACE_S``; its exit code
 is the supervisor's (128 and the number of the signal that killed it, as in a shell). Should the supervisor itself
-be killed, Linux sends the command SIGTERM. Standard library only: it is a process beside every private server.
+be killed, Linux sends the command SIGINT. Not SIGTERM, by which a server drains: who played its episodes is gone,
+or has ended them. Standard library only: it is a process beside every private server.
 """
 
 from __future__ import annotations
@@ -31,20 +32,21 @@ def main(command: list[str]) -> int:
         preexec_fn=_end_with_parent,  # noqa: PLW1509 - there is no other thread yet
     ) as process:
         threading.Thread(target=_stop_at_end_of_stdin, args=(process,), daemon=True).start()
-        signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+        signal.signal(signal.SIGTERM, lambda *_: process.send_signal(signal.SIGINT))
         code = process.wait()
         return 128 - code if code < 0 else code
 
 
 def _end_with_parent() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs ignore it
     with contextlib.suppress(OSError, AttributeError):  # not on Linux
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGINT, 0, 0, 0)
 
 
 def _stop_at_end_of_stdin(process: subprocess.Popen[bytes]) -> None:
     while os.read(sys.stdin.fileno(), 4096):
         pass
-    process.terminate()
+    process.send_signal(signal.SIGINT)
     try:
         process.wait(GRACE_S)
     except subprocess.TimeoutExpired:

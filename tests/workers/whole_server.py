@@ -103,7 +103,7 @@ def whole_server(model: Path, data_dir: Path, *arguments: str, **variables: str)
     with (data_dir.parent / "server.log").open("ab") as log:
         process = subprocess.Popen(
             command,
-            env={**inherited, **variables, "TURNSTILE_CONTROL_KEY": KEY},
+            env={**inherited, "TURNSTILE_SHUTDOWN_GRACE_S": "1", **variables, "TURNSTILE_CONTROL_KEY": KEY},
             stdout=subprocess.PIPE,
             stderr=log,
         )
