@@ -28,6 +28,7 @@ from turnstile.models import (
     Episode,
     EpisodeCreated,
     EpisodeRequest,
+    ErrorInfo,
     ForksCreated,
     PendingCalls,
     Regrade,
@@ -148,8 +149,11 @@ class Operations(LookOperations):
     async def pause(self, seconds: float) -> None:
         await self.fleet.pause(seconds)
 
-    async def departed(self, episode_id: str) -> str:
-        return await self.fleet.departed(episode_id)
+    async def departed(self, episode_id: str) -> None:
+        await self.fleet.departed(episode_id)
+
+    def departure(self, episode_id: str) -> ErrorInfo | None:
+        return self.fleet.departure(episode_id)
 
     def abandon(self, episode_id: str) -> None:
         self.fleet.abandon(episode_id)

@@ -69,6 +69,8 @@ class PooledServer:
     """Reason why its rollouts are made elsewhere; None: they are not."""
     abandoned: set[str] = field(default_factory=set)
     """Episodes that are made again elsewhere, and still to be cancelled here."""
+    moved: set[str] = field(default_factory=set)
+    """Episodes that wait for a place here, and are made elsewhere because it drains."""
     missing: int = 0
     silence_s: float = 0.0
     answered: bool = False

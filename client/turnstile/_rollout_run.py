@@ -25,7 +25,7 @@ import anyio
 from turnstile import _retry as retry
 from turnstile import errors
 from turnstile._retry import ClientSettings
-from turnstile.models import Episode, EpisodeCreated, ErrorInfo, Fault, Regrade, SampleSet, TaskRef
+from turnstile.models import Episode, EpisodeCreated, EpisodeStatus, ErrorInfo, Fault, Regrade, SampleSet, TaskRef
 from turnstile.rollout import Rollout, RolloutOptions, RunAgent
 
 T = TypeVar("T")
@@ -85,8 +85,12 @@ class RolloutBackend(Protocol):
         """Cancels what was abandoned, as far as its servers can be reached now. Short."""
         ...
 
-    async def departed(self, episode_id: str) -> str:
-        """Returns the reason once the episode's server is lost; where nothing is watched, never."""
+    async def departed(self, episode_id: str) -> None:
+        """Returns once the episode is to be made elsewhere; where nothing is watched, never."""
+        ...
+
+    def departure(self, episode_id: str) -> ErrorInfo | None:
+        """Why it is to be made elsewhere: ``SERVER_LOST`` or ``MOVED``; None: it is not."""
         ...
 
     async def pause(self, seconds: float) -> None:
@@ -176,10 +180,10 @@ class RolloutRun:
 
     async def run(self) -> Rollout:
         started = time.monotonic()
-        failures = stale = 0
+        failures = stale = moves = 0
         lost: list[ErrorInfo] = []
         while True:
-            attempt = await self._attempt(failures + stale)
+            attempt = await self._attempt(failures + stale + moves)
             if attempt.regraded is not None:
                 lost.append(attempt.regraded)
             if attempt.again and attempt.error is not None and attempt.error.type == retry.STALE_WEIGHTS:
@@ -187,6 +191,11 @@ class RolloutRun:
                 if stale > self._options.stale_retries:
                     break
                 self._hooks.refilled()  # at once: the server works, and serves new weights
+                continue
+            if attempt.again and attempt.error is not None and attempt.error.type == retry.MOVED:
+                moves += 1
+                lost.append(attempt.error)
+                self._hooks.retried()
                 continue
             failures += 1
             if not attempt.again or failures > self._options.retries:
@@ -204,7 +213,7 @@ class RolloutRun:
             episode=attempt.episode,
             samples=attempt.samples,
             error=attempt.error,
-            attempts=failures + stale,
+            attempts=failures + stale + moves,
             seconds=time.monotonic() - started,
             lost=tuple(lost),
             regraded=attempt.regraded is not None,
@@ -270,17 +279,16 @@ class RolloutRun:
         leaving = asyncio.ensure_future(self._backend.departed(episode_id))
         try:
             await asyncio.wait((task, leaving), return_when=asyncio.FIRST_COMPLETED)
-            if task.done():
-                return task.result()
-            reason = leaving.result()
-            task.cancel()
+            departure = self._backend.departure(episode_id)
+            if departure is None:
+                return await task
+            task.cancel()  # no-op where it has ended
             await asyncio.wait((task,), timeout=self._settings.cancel_s)
-            if task.done() and not task.cancelled() and task.exception() is None:
+            if task.done() and not task.cancelled() and task.exception() is None and _is_result(task.result()):
                 return task.result()  # it ended at the same moment
             play.lost = True
             self._backend.abandon(episode_id)
-            lost = retry.infrastructure_error(retry.SERVER_LOST, reason)
-            return _Attempt(play.episode, None, lost, again=True)
+            return _Attempt(play.episode, None, departure, again=True)
         finally:
             leaving.cancel()
             if not task.done():
@@ -408,6 +416,12 @@ class RolloutRun:
             "metadata": options.metadata,
             "idempotency_key": f"{plan.rollout_id}-{number}",
         }
+
+
+def _is_result(attempt: _Attempt) -> bool:
+    """False for one that another attempt may do better, and for an episode that was cancelled."""
+    cancelled = attempt.episode is not None and attempt.episode.status is EpisodeStatus.CANCELLED
+    return not attempt.again and not cancelled
 
 
 def _by_infrastructure(error: ErrorInfo | None) -> bool:

@@ -24,9 +24,9 @@ from turnstile import errors
 from turnstile._lease_renewals import LeaseRenewals
 from turnstile._placement import PooledServer, ServerPool, ServerState
 from turnstile._requests import ApiCall
-from turnstile._retry import SERVER_LOST, ClientSettings
+from turnstile._retry import MOVED, SERVER_LOST, ClientSettings, infrastructure_error
 from turnstile._transport import STARTING, Transport
-from turnstile.models import ServerLoad
+from turnstile.models import EpisodeStatus, ErrorInfo, ServerLoad
 from turnstile.servers import ServerSource, checked_urls
 
 _LOG = logging.getLogger(__name__)
@@ -127,6 +127,7 @@ class ServerFleet:
             elapsed_s = 0.0 if before == float("-inf") else now - before
             await self._ask_servers(elapsed_s)
             self._pool.settle()
+            await self._find_queued()
             changed, self._changed = self._changed, anyio.Event()
             changed.set()
             await self.cancel_abandoned()
@@ -173,6 +174,21 @@ class ServerFleet:
         for url, answer in answers.items():
             if isinstance(answer, ServerLoad):
                 self._answered(url, answer, asked[url])
+
+    async def _find_queued(self) -> None:
+        """Of servers that drain, this client's episodes that wait for a place: they get one sooner elsewhere."""
+        if not any(server.takes for server in self._pool.servers):
+            return
+        draining = [each for each in self._pool.servers if each.state is ServerState.DRAINING and each.answered]
+        async with anyio.create_task_group() as tasks:
+            for server in draining:
+                if server.open and server.load is not None and server.load.queued:
+                    tasks.start_soon(self._find_queued_at, server)
+
+    async def _find_queued_at(self, server: PooledServer) -> None:
+        with anyio.move_on_after(LOOK_TIMEOUT_S), suppress(errors.TurnstileError):  # the next look asks again
+            page = await self._send(server, looks.summary_page({"status": EpisodeStatus.QUEUED}, None, None))
+            server.moved |= server.open & {row.episode_id for row in page.summaries}
 
     def _failed(self, url: str, error: errors.TurnstileError, elapsed_s: float) -> None:
         wrong = isinstance(
@@ -224,13 +240,21 @@ class ServerFleet:
 
     # Lost servers
 
-    async def departed(self, episode_id: str) -> str:
-        """Returns the reason once the server of the episode is lost. Never, where nothing is watched."""
-        server = self._pool.server_of(episode_id)
-        if server is None or not self.watches:
-            await anyio.sleep_forever()
-        assert server is not None
-        return await self._lost(server)
+    async def departed(self, episode_id: str) -> None:
+        """Returns once the episode is to be made elsewhere (``departure``). Never, where nothing is watched."""
+        while self.departure(episode_id) is None:
+            await self._next_look()
+
+    def departure(self, episode_id: str) -> ErrorInfo | None:
+        """Why the episode is to be made elsewhere: its server is lost, or drains before the episode has begun."""
+        server = self._pool.server_of(episode_id) if self.watches else None
+        if server is None:
+            return None
+        if server.lost is not None:
+            return infrastructure_error(SERVER_LOST, server.lost)
+        if episode_id in server.moved:
+            return infrastructure_error(MOVED, f"{server.url} drains, and the episode had not begun there")
+        return None
 
     def is_lost(self, episode_id: str) -> bool:
         server = self._pool.server_of(episode_id)
@@ -276,10 +300,13 @@ class ServerFleet:
 
     async def _lost(self, server: PooledServer) -> str:
         while server.lost is None:
-            with anyio.move_on_after(_WATCHED_S):
-                await self._changed.wait()
-            await self._look_unless_watched()
+            await self._next_look()
         return server.lost
+
+    async def _next_look(self) -> None:
+        with anyio.move_on_after(_WATCHED_S):
+            await self._changed.wait()
+        await self._look_unless_watched()
 
     async def _look_unless_watched(self) -> None:
         if time.monotonic() - self._looked_at > _WATCHED_S:

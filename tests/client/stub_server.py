@@ -63,6 +63,8 @@ class Play:
     reward: float | None = 1.0
     error: ErrorInfo | None = None
     work: KeptWork | None = None
+    queued: bool = False
+    """It waits for a place as long as it runs."""
 
 
 @dataclass(frozen=True)
@@ -202,7 +204,7 @@ class StubServer:
             play = Play(FOR_EVER) if asked.agent == "external" else self.play(asked)
             episode = Episode(
                 episode_id=episode_id,
-                status=EpisodeStatus.RUNNING,
+                status=EpisodeStatus.QUEUED if play.queued else EpisodeStatus.RUNNING,
                 agent=asked.agent,
                 task=asked.task,
                 group_id=asked.group_id,
@@ -228,8 +230,12 @@ class StubServer:
 
     async def _summaries(self, request: Request) -> Response:
         """As with ``view=summary``."""
-        group_id = request.query_params.get("group_id")
-        found = [summary_of(episode) for episode in self.episodes if episode.group_id == group_id]
+        wanted = {name: request.query_params.get(name) for name in ("group_id", "status")}
+        found = [
+            summary_of(episode)
+            for episode in self.episodes
+            if all(value is None or vars(episode)[name] == value for name, value in wanted.items())
+        ]
         return _model(EpisodeSummaryPage(summaries=tuple(found)))
 
     async def _get(self, request: Request) -> Response:
@@ -351,8 +357,8 @@ class StubServer:
             refusal="it drains" if self.draining else None,
             open=running,
             max_open=self.max_open,
-            queued=0,
-            running=running,
+            queued=sum(episode.status is EpisodeStatus.QUEUED for episode in self.open),
+            running=sum(episode.status is EpisodeStatus.RUNNING for episode in self.open),
             max_running=self.max_running,
             grading=0,
             gradings_waiting=0,

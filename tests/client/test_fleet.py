@@ -226,6 +226,29 @@ async def test_a_draining_server_ends_what_it_has_also_where_the_source_drops_it
     assert draining.cancelled == []
 
 
+async def test_what_waits_for_a_place_on_a_draining_server_is_made_elsewhere(fleet: Fleet) -> None:
+    draining, other, run = fleet.start(), fleet.start(), Run()
+    kinds = iter([Play(FOR_EVER), Play(FOR_EVER, queued=True), Play(FOR_EVER, queued=True)])
+    draining.play = lambda _: next(kinds)
+    fleet.name(draining)
+    async with fleet.client() as client:
+        task = asyncio.create_task(run.collect(client, ["a"] * 3, max_concurrent=3, retries=0))
+        await wait_until(lambda: len(draining.open) == 3)
+        running, *queued = draining.open
+        fleet.name(draining, other)
+        await client.drain(draining.url)
+        await wait_until(lambda: len(run.given) == 2)
+        await wait_until(lambda: len(draining.cancelled) == 2)
+        draining.let_end()
+        await task
+    run.once_each(3)
+    assert set(draining.cancelled) == {episode.episode_id for episode in queued}
+    by_attempts = {rollout.episode.episode_id: rollout.attempts for rollout in run.given if rollout.episode}
+    assert by_attempts.pop(running.episode_id) == 1
+    assert list(by_attempts.values()) == [2, 2]
+    assert {error.type for rollout in run.given for error in rollout.lost} == {"server_draining"}
+
+
 async def test_an_agent_of_ones_own_is_stopped_and_started_elsewhere(fleet: Fleet) -> None:
     leaving, staying, run = fleet.start(), fleet.start(), Run()
     fleet.name(leaving)

@@ -7,6 +7,7 @@ as it did. What each worker says of something that all share is not summed: of t
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Final
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -15,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from turnstile.models import LiveReport, LiveSample, ServerLoad
+from turnstile.models.base import Model
 
 OF_ALL: Final = frozenset(
     {
@@ -103,12 +105,7 @@ def merged_live(reports: Sequence[LiveReport], since: float) -> LiveReport:
 
 
 def _sum(at: float, samples: Sequence[LiveSample]) -> LiveSample:
-    def total(name: str) -> int:
-        return sum(vars(each)[name] for each in samples)
-
-    def total_if_known(name: str) -> int | None:
-        known = [vars(each)[name] for each in samples if vars(each)[name] is not None]
-        return sum(known) if known else None
+    total, total_if_known = partial(_total, samples), partial(_total_if_known, samples)
 
     def by_name(name: str) -> dict[str, int]:
         found: dict[str, int] = {}
@@ -136,13 +133,7 @@ def merged_load(loads: Sequence[ServerLoad], server_id: str, refusal: str | None
     """``loads``: of the workers that are there, one at least. ``refusal``: why the whole server takes no new
     episodes, where its workers do not say it."""
 
-    def total(name: str) -> int:
-        return sum(vars(each)[name] for each in loads)
-
-    def total_if_known(name: str) -> int | None:
-        known = [vars(each)[name] for each in loads if vars(each)[name] is not None]
-        return sum(known) if known else None
-
+    total, total_if_known = partial(_total, loads), partial(_total_if_known, loads)
     first, refusals = loads[0], [each.refusal for each in loads if each.refusal is not None]
     if refusal is None and len(refusals) == len(loads):
         refusal = "; ".join(dict.fromkeys(refusals))
@@ -167,3 +158,12 @@ def merged_load(loads: Sequence[ServerLoad], server_id: str, refusal: str | None
         memory_bytes=first.memory_bytes,
         images=tuple(dict.fromkeys(image for each in loads for image in each.images)),
     )
+
+
+def _total(parts: Sequence[Model], name: str) -> int:
+    return sum(vars(each)[name] for each in parts)
+
+
+def _total_if_known(parts: Sequence[Model], name: str) -> int | None:
+    known = [vars(each)[name] for each in parts if vars(each)[name] is not None]
+    return sum(known) if known else None
