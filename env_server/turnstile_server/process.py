@@ -32,7 +32,7 @@ from turnstile_server.http.descriptors import raise_descriptor_limit
 from turnstile_server.http.draining import Draining, StopSignals, until_end
 from turnstile_server.http.listeners import Listener, bind, url_of
 from turnstile_server.http.starting import StartingApp, StartProgress
-from turnstile_server.observability.log_lines import LogFormatter
+from turnstile_server.observability.log_lines import LogFormatter, WithoutLooks
 from turnstile_server.observability.standstill import ended_at_standstill
 from turnstile_server.settings import Settings
 
@@ -64,6 +64,7 @@ def run(settings: Settings, inherited: Inherited | None = None) -> int:
     """Serves, and returns the exit code: 0 after a requested stop, 2 when the server could not start."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(LogFormatter("" if inherited is None else inherited.label))
+    handler.addFilter(WithoutLooks())
     logging.basicConfig(level=settings.log_level.upper(), handlers=[handler])
     if settings.log_level == "info":  # a line for each call of a hosted model says nothing that a turn does not
         logging.getLogger("httpx2").setLevel(logging.WARNING)

@@ -200,6 +200,9 @@ def test_sigterm_and_a_request_drain_a_server_that_is_the_same_one_afterwards(
         assert http.post(f"/episodes/{episode_id}/finish").json()["status"] == "completed"
         assert http.get(f"/episodes/{episode_id}/samples").status_code == 200
         assert process.wait(STOP_S) == 0
+    log = (tmp_path / "server.log").read_text()
+    assert "POST /episodes" in log
+    assert "/load" not in log, "clients look every second"
     with served(tmp_path / "data", *more) as (process, http):
         assert http.get("/load").json()["server_id"] == server_id
         episode_id = opened(http)

@@ -12,6 +12,8 @@ from turnstile.visible import visible
 
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _INDENT = "    "
+_LOOKED = (200, 503)
+"""Statuses of a server's answer to a look: its load, or that it starts."""
 
 
 class LogFormatter(logging.Formatter):
@@ -29,6 +31,18 @@ class LogFormatter(logging.Formatter):
 
     def formatStack(self, stack_info: str) -> str:
         return _indented(stack_info)
+
+
+class WithoutLooks(logging.Filter):
+    """Leaves the looks of clients (``GET /load``, once a second from each) out of the access log, but those that
+    were refused for their key."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        match record.args:
+            case (_, "GET", str(path), _, int(status)):
+                return path.partition("?")[0] != "/load" or status not in _LOOKED
+            case _:
+                return True
 
 
 def _indented(text: str) -> str:

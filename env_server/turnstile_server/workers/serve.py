@@ -29,7 +29,7 @@ from turnstile_server.http.descriptors import raise_descriptor_limit
 from turnstile_server.http.draining import StopSignals, until_end
 from turnstile_server.http.listeners import Listener, bind, url_of
 from turnstile_server.http.starting import StartingApp, StartProgress
-from turnstile_server.observability.log_lines import LogFormatter
+from turnstile_server.observability.log_lines import LogFormatter, WithoutLooks
 from turnstile_server.observability.standstill import ended_at_standstill
 from turnstile_server.process import freeze_what_is_there, on_signal, say_ready, startup_errors, tell_refusal
 from turnstile_server.settings import Settings
@@ -68,6 +68,7 @@ def run_workers(settings: Settings) -> int:
     """Serves, and returns the exit code, as ``process.run`` does."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(LogFormatter())
+    handler.addFilter(WithoutLooks())
     logging.basicConfig(level=settings.log_level.upper(), handlers=[handler])
     code = 0
     try:
