@@ -94,7 +94,7 @@ class Operations(LookOperations):
             for place in (server,) if server is not None else places:
                 self._pool.reserve(place, request.group_id)
                 try:
-                    created = await self._create_at(place, request, leased=leased)
+                    created = await self._create_at(place, request, leased=leased, again=server is not None)
                 except (errors.ServerUnavailable, errors.ServerBusy) as error:
                     if isinstance(error, errors.ServerUnavailable) and error.may_have_happened:
                         raise  # placing it elsewhere too could make two
@@ -113,17 +113,19 @@ class Operations(LookOperations):
                 break  # a server answered: waiting is the caller's decision
         raise _summary(problems)
 
-    async def _create_at(self, place: str, request: EpisodeRequest, *, leased: bool) -> EpisodeCreated:
+    async def _create_at(
+        self, place: str, request: EpisodeRequest, *, leased: bool, again: bool
+    ) -> EpisodeCreated:
         lease = self.leases.at(place) if leased else None
         try:
             call = requests.create_episode(request.model_copy(update={"lease": lease}))
-            return await self.fleet.create(place, call)
+            return await self.fleet.create(place, call, again=again)
         except errors.Gone as error:
             if lease is None or error.type != LEASE_LAPSED:
                 raise
         # This process was stopped for longer than its lease. What it had is lost; what it begins now is not.
         call = requests.create_episode(request.model_copy(update={"lease": self.leases.after(lease, place)}))
-        return await self.fleet.create(place, call)
+        return await self.fleet.create(place, call, again=again)
 
     def _image_of(self, task: TaskRef) -> str | None:
         """The image that a task needs, where this client knows it: of its own or of a listing."""

@@ -165,8 +165,9 @@ class ServerPool:
                 server.last_used,
             )
 
-        able = [server for server in self._servers.values() if server.takes] or list(self._servers.values())
-        return [server.url for server in sorted(able, key=rank)]
+        every = list(self._servers.values())
+        able = [server for server in every if server.takes]
+        return [server.url for server in sorted(able or every, key=rank)]
 
     def reserve(self, url: str, group_id: str | None = None) -> None:
         """Counts a creation that is under way as open, so that concurrent creations spread, and those of a group
@@ -298,9 +299,11 @@ class ServerPool:
                 server.lost = f"{url} is gone: {server.why}"
                 del self._servers[url]
                 self._gone.append(server)
-            elif takers and server.state is ServerState.REFUSED:
+            elif not takers or server.server_id is None:
+                continue  # nobody would take its rollouts, or it never had any
+            elif server.state is ServerState.REFUSED:
                 server.lost = f"{url} cannot be used: {server.why}"
-            elif takers and server.silence_s >= self._silent_s:
+            elif server.silence_s >= self._silent_s:
                 server.lost = f"{url} has not served for {server.silence_s:.0f} s: {server.why}"
 
     def _at(self, url: str) -> PooledServer | None:

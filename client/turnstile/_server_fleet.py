@@ -26,7 +26,8 @@ from turnstile._placement import PooledServer, ServerPool, ServerState
 from turnstile._requests import ApiCall
 from turnstile._retry import MOVED, SERVER_LOST, ClientSettings, infrastructure_error
 from turnstile._transport import STARTING, Transport
-from turnstile.models import EpisodeStatus, ErrorInfo, ServerLoad
+from turnstile.conditions import EpisodeConditions
+from turnstile.models import EpisodeStatus, EpisodeSummary, ErrorInfo, ServerLoad
 from turnstile.servers import ServerSource, checked_urls
 
 _LOG = logging.getLogger(__name__)
@@ -127,11 +128,15 @@ class ServerFleet:
             elapsed_s = 0.0 if before == float("-inf") else now - before
             await self._ask_servers(elapsed_s)
             self._pool.settle()
-            await self._find_queued()
-            changed, self._changed = self._changed, anyio.Event()
-            changed.set()
-            await self.cancel_abandoned()
+            self._tell()
             self._say()
+            await self._find_queued()
+            await self.cancel_abandoned()
+
+    def _tell(self) -> None:
+        """Wakes all that wait for a look."""
+        changed, self._changed = self._changed, anyio.Event()
+        changed.set()
 
     async def _ask_source(self) -> None:
         error = None
@@ -187,14 +192,12 @@ class ServerFleet:
 
     async def _find_queued_at(self, server: PooledServer) -> None:
         with anyio.move_on_after(LOOK_TIMEOUT_S), suppress(errors.TurnstileError):  # the next look asks again
-            page = await self._send(server, looks.summary_page({"status": EpisodeStatus.QUEUED}, None, None))
-            server.moved |= server.open & {row.episode_id for row in page.summaries}
+            queued = {row.episode_id for row in await self._rows(server, {"status": EpisodeStatus.QUEUED})}
+            server.moved |= server.open & queued
+            self._tell()
 
     def _failed(self, url: str, error: errors.TurnstileError, elapsed_s: float) -> None:
-        wrong = isinstance(
-            error, errors.AuthError | errors.NotFound | errors.InvalidRequest | errors.ProtocolError
-        )
-        if not wrong or (error.status is not None and error.status >= 500):
+        if not isinstance(error, _WRONG) or (error.status is not None and error.status >= 500):
             self._pool.silent(url, error.message, elapsed_s, starting=error.type == STARTING)
             return
         if isinstance(error, errors.NotFound):
@@ -242,6 +245,8 @@ class ServerFleet:
 
     async def departed(self, episode_id: str) -> None:
         """Returns once the episode is to be made elsewhere (``departure``). Never, where nothing is watched."""
+        if not self.watches:
+            await anyio.sleep_forever()
         while self.departure(episode_id) is None:
             await self._next_look()
 
@@ -269,12 +274,17 @@ class ServerFleet:
             while not any(server.takes for server in self._pool.servers):
                 await self._changed.wait()
 
-    async def create(self, url: str, call: ApiCall[T]) -> T:
-        """Sends a creation. Raises ServerUnavailable with ``SERVER_LOST`` where the server is lost meanwhile: what
-        it did of the call is not known."""
+    async def create(self, url: str, call: ApiCall[T], *, again: bool) -> T:
+        """Sends a creation. ``again``: it may have been carried out there before.
+
+        Raises ServerUnavailable with ``SERVER_LOST`` where the server is lost, and what it did of the call is not
+        known.
+        """
         server = self._pool.at(url) if self.watches else None
         if server is None:
             return await self._transport.send(url, call, retry_unsent=False)
+        if server.lost is not None and not again:
+            raise errors.ServerUnavailable(server.lost, server=url)
         result: T | None = None
         failure: errors.TurnstileError | None = None
         reason: str | None = None
@@ -326,6 +336,8 @@ class ServerFleet:
 
     async def cancel_abandoned(self) -> None:
         """At servers that answer, and at those that left the source, which may still be there."""
+        there = {*self._pool.servers, *self._pool.departed}
+        self._unknown = {server: wanted for server, wanted in self._unknown.items() if server in there}
         async with anyio.create_task_group() as tasks:
             for server in self._pool.servers:
                 if server.answered and (server.abandoned or server in self._unknown):
@@ -340,8 +352,7 @@ class ServerFleet:
         with anyio.move_on_after(LOOK_TIMEOUT_S):
             try:
                 for group_id, rollout_id, attempt in list(self._unknown.get(server, ())):
-                    page = await self._send(server, looks.summary_page({"group_id": group_id}, None, None))
-                    for row in page.summaries:
+                    for row in await self._rows(server, {"group_id": group_id}):
                         if (row.rollout_id, row.attempt) == (rollout_id, attempt):
                             server.abandoned.add(row.episode_id)
                     self._unknown[server].remove((group_id, rollout_id, attempt))
@@ -356,6 +367,17 @@ class ServerFleet:
         with suppress(errors.NotFound, errors.Gone):  # it is not there any more
             await self._send(server, requests.cancel(episode_id))
         server.abandoned.discard(episode_id)
+
+    async def _rows(self, server: PooledServer, conditions: EpisodeConditions) -> list[EpisodeSummary]:
+        """All episodes there for which the conditions hold."""
+        found: list[EpisodeSummary] = []
+        cursor: str | None = None
+        while True:
+            page = await self._send(server, looks.summary_page(conditions, cursor, None))
+            found += page.summaries
+            cursor = page.cursor
+            if cursor is None:
+                return found
 
     async def _send(self, server: PooledServer, call: ApiCall[T]) -> T:
         return await self._transport.send(server.url, call, retry_unsent=False, wait_start=False)

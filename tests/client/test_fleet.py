@@ -249,6 +249,34 @@ async def test_what_waits_for_a_place_on_a_draining_server_is_made_elsewhere(fle
     assert {error.type for rollout in run.given for error in rollout.lost} == {"server_draining"}
 
 
+async def test_a_fleet_without_a_place_is_waited_for_and_costs_no_attempt(fleet: Fleet) -> None:
+    first, other, run = fleet.start(), fleet.start(), Run()
+    first.play = lasting(FOR_EVER)
+    fleet.name(first)
+    async with fleet.client() as client:
+        task = asyncio.create_task(run.collect(client, ["a"], retries=1))
+        await wait_until(lambda: first.open)
+        other.max_open = 0
+        fleet.name(first, other)
+        fleet.stop(first)
+
+        async def lost() -> bool:
+            return any("has not served" in str(each.lost) for each in client._operations._pool.servers)
+
+        await wait_until(lost)
+        other.draining = True  # now none takes it
+        await anyio.sleep(0.5)
+        assert not task.done()
+        first.play = lasting(0.0)
+        fleet.start(first)
+        fleet.name(first, other)
+        await task
+    run.once_each(1)
+    assert run.given[0].attempts == 2
+    assert len(first.created) == 2
+    assert other.created == []
+
+
 async def test_an_agent_of_ones_own_is_stopped_and_started_elsewhere(fleet: Fleet) -> None:
     leaving, staying, run = fleet.start(), fleet.start(), Run()
     fleet.name(leaving)

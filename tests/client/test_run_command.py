@@ -401,3 +401,13 @@ def test_a_server_that_fails_is_told(stub: StubServer) -> None:
     stub.answer = lambda _: Answer(500, "internal_error")
     done = run_command(stub, "--tasks", "task-0")
     assert (done.returncode, done.stdout) == (FAILED, "")
+
+
+def test_a_fleet_is_named_by_a_file(stub: StubServer, tmp_path: Path) -> None:
+    (tmp_path / "servers").write_text(f"{stub.url}  # the only one\n")
+    done = turnstile("run", "--no-out", "--url", f"file:{tmp_path / 'servers'}")
+    assert done.returncode == 0, done.stderr
+    assert len(stub.created) == len(stub.tasks)
+    missing = turnstile("run", "--no-out", "--url", f"file:{tmp_path / 'none'}")
+    assert missing.returncode == UNREACHABLE
+    assert "cannot be read" in missing.stderr

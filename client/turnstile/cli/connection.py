@@ -17,7 +17,11 @@ KEY_FILE = "control.key"
 
 UrlOption = Annotated[
     list[str] | None,
-    typer.Option("--url", envvar="TURNSTILE_URL", help=f"Server URL; repeat for several. Default {DEFAULT_URL}."),
+    typer.Option(
+        "--url",
+        envvar="TURNSTILE_URL",
+        help=f"Server URL; repeat for several, or file:PATH or dns://HOST:PORT. Default {DEFAULT_URL}.",
+    ),
 ]
 KeyOption = Annotated[
     str | None, typer.Option("--key", envvar="TURNSTILE_CONTROL_KEY", help="Control key.", show_default=False)
