@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import anyio
 import anyio.lowlevel
@@ -226,3 +227,15 @@ async def test_a_sandbox_tells_how_long_it_was_waited_for_and_whether_it_was_war
         await second.destroy()
         await wait_until(lambda: pool.warm == 1)
         assert (await pool.create(spec())).origin.warm
+
+
+async def test_the_images_of_the_latest_sandboxes_are_told_the_last_one_first() -> None:
+    provider = MemoryProvider()
+    async with pooled(provider) as pool:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(pool_module, "_KEPT_IMAGES", 2)
+            for image in ("a", "b", "a", "c"):
+                await (await pool.create(replace(spec(), image=image))).destroy()
+            assert pool.images == ("c", "a")
+            await (await pool.create(replace(spec(), image=None))).destroy()
+            assert pool.images == ("c", "a"), "the backend's own image is nobody's"
