@@ -202,6 +202,20 @@ class Operations(LookOperations):
     async def trained(self, episode_id: str, fields: Mapping[str, Any]) -> Episode:
         return await self._on_episode(episode_id, requests.trained(episode_id, fields))
 
+    async def trained_unless_lost(self, episode_id: str, fields: Mapping[str, Any]) -> Episode | None:
+        """As ``trained``; None where the record is lost with its server. One of several that does not answer is
+        waited for until it is known to be lost, ``outage_s`` at most."""
+        deadline = _Deadline(self._settings.outage_s)
+        while not self.fleet.is_lost(episode_id):
+            try:
+                return await self.trained(episode_id, fields)
+            except errors.ServerUnavailable:
+                if not self.fleet.watches or deadline.passed:
+                    raise
+            await anyio.sleep(self._settings.retry_delay_s)
+            await self.fleet.look()
+        return None
+
     async def regrade(self, episode_id: str, fields: Mapping[str, Any]) -> Regrade:
         """Judges its kept work again; a cancellation ends the grading."""
         asked = {name: value for name, value in fields.items() if value is not None}

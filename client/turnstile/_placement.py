@@ -280,6 +280,9 @@ class ServerPool:
         """It did not tell its load; ``elapsed_s``: since it was last asked. ``starting``: it says that it does not
         serve yet."""
         server = self._servers[url]
+        empty = server.load is not None and server.load.open == 0
+        if server.state is ServerState.DRAINING and empty and not starting:
+            server.lost = f"{url} has drained, and ended"
         server.state = ServerState.STARTING if starting else ServerState.SILENT
         server.why, server.answered = why, False
         server.silence_s += min(elapsed_s, MOST_SILENCE_S)

@@ -252,9 +252,9 @@ class AsyncClient(AsyncEngineControl):
         lag.
         ``version``: the name of the weights that the step trains; None: those that are served now. Safe to repeat.
 
-        Returns all of them, in this order, with the episode as it is now; those whose server no longer has it as
-        they were given. Raises Conflict for one whose episode has not ended, InvalidRequest for a version that was
-        never served.
+        Returns all of them, in this order, with the episode as it is now; those whose server no longer has it, or
+        is lost itself, as they were given. Raises Conflict for one whose episode has not ended, InvalidRequest for
+        a version that was never served.
         """
         given = [(rollout, True) for rollout in rollouts] + [(rollout, False) for rollout in left_out]
         found = [rollout for rollout, _ in given]
@@ -263,17 +263,16 @@ class AsyncClient(AsyncEngineControl):
 
         async def tell(index: int, episode_id: str, used: bool) -> None:
             fields = {"step": step, "used": used, "version": version}
-            if self._operations.fleet.is_lost(episode_id):  # its record went with its server
-                return
             try:
                 async with places:
-                    episode = await self._operations.trained(episode_id, fields)
+                    episode = await self._operations.trained_unless_lost(episode_id, fields)
             except errors.NotFound:  # deleted: there is nothing left that could belong to the step
                 return
             except errors.TurnstileError as error:
                 failed.append(error)
                 return
-            found[index] = replace(found[index], episode=episode)
+            if episode is not None:
+                found[index] = replace(found[index], episode=episode)
 
         async with anyio.create_task_group() as group:
             for index, (rollout, used) in enumerate(given):

@@ -453,22 +453,26 @@ async def test_a_starting_server_is_waited_for_by_a_client_of_its_own(fleet: Fle
             await client.create_episode("Hello.")
 
 
-async def test_a_step_tells_what_is_left_of_a_server_that_is_gone(fleet: Fleet) -> None:
+@pytest.mark.parametrize("how", ["gone", "silent", "drained"])
+async def test_a_step_tells_what_is_left_of_a_server_that_is_lost(fleet: Fleet, how: str) -> None:
     leaving, staying, run = fleet.start(), fleet.start(), Run()
     fleet.name(leaving, staying)
-    async with fleet.client(silent_s=0.1) as client:
+    async with fleet.client(silent_s=0.2 if how == "silent" else 1e9, retries=0) as client:
         await run.collect(client, ["a"] * 4, max_concurrent=4)
         assert leaving.created
+        if how == "drained":
+            await client.drain(leaving.url)
+            await wait_until(partial(_drains, client, leaving))
         fleet.stop(leaving)
-        fleet.name(staying)
-
-        async def left() -> bool:
-            return [each.url for each in await client.servers()] == [staying.url]
-
-        await wait_until(left)
+        if how == "gone":
+            fleet.name(staying)
         told = await client.trained(7, run.given)
     steps = Counter(rollout.episode.train_step for rollout in told if rollout.episode is not None)
     assert steps == {7: len(staying.created), None: len(leaving.created)}
+
+
+async def _drains(client: AsyncClient, stub: StubServer) -> bool:
+    return {each.url: each.state for each in await client.servers()}[stub.url] == "draining"
 
 
 def test_a_blocking_client_follows_a_file_and_can_be_pickled(fleet: Fleet) -> None:

@@ -159,9 +159,27 @@ def test_a_server_that_the_source_no_longer_names_is_gone_at_the_second_look(poo
     assert [server.url for server in pool.servers] == ["a", "c"], "a server that drains has episodes to end"
     pool.abandon("e")
     assert [server.abandoned for server in pool.departed] == [{"e"}]
+    drained = pool.at("c")
     pool.silent("c", "refused", 1.0)
     pool.settle()
     assert [server.url for server in pool.servers] == ["a"]
+    assert drained is not None
+    assert drained.lost is not None
+
+
+def test_a_drained_server_that_answers_no_more_has_ended_and_one_that_is_back_is_there(pool: ServerPool) -> None:
+    told(pool, a=load("A", running=1, draining=True), b=load("B"), c=load("C"))
+    pool.silent("a", "refused", 1.0)
+    pool.settle()
+    assert [server.lost for server in pool.servers] == [None] * 3, "something ran there"
+    told(pool, a=load("A", draining=True), b=load("B"), c=load("C"))
+    server = pool.at("a")
+    assert server is not None
+    pool.silent("a", "refused", 1.0)
+    pool.settle()
+    assert server.lost == "a has drained, and ended"
+    told(pool, a=load("A"))
+    assert (server.lost, state(pool, "a")) == (None, "ready")
 
 
 def test_a_silent_server_is_lost_in_time_and_only_where_another_takes_its_rollouts(pool: ServerPool) -> None:

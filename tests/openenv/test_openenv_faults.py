@@ -209,7 +209,7 @@ async def test_the_server_stops_at_once_with_sockets_open(served: Served) -> Non
         wire = Wire(connection)
         await wire.reset()
         await wire.send({"type": "step", "data": {"type": "wait", "timeout_s": 60}})
-        os.kill(served.process.pid, signal.SIGTERM)
+        os.kill(served.process.pid, signal.SIGINT)
         with pytest.raises(ConnectionClosed) as closed:
             await wire.receive()
         assert closed.value.rcvd is not None
