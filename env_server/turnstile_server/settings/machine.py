@@ -3,10 +3,11 @@ follow from them."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+
+from turnstile_server.machine_share import usable_cores, usable_memory_bytes
 
 _MEMORY_BOUND = Path("/sys/fs/cgroup/memory.max")
 _MEMORY_IN_USE = Path("/sys/fs/cgroup/memory.current")
@@ -19,12 +20,10 @@ _PIDS_SHARE = 8
 @cache
 def machine_resources() -> dict[str, float]:
     """The most that one sandbox may have, by the settings' names: ``memory_mb`` (MiB), ``cpus``, ``pids``."""
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    bound = _number_in(_MEMORY_BOUND)
     pids = _number_in(_MOST_PIDS)
     return {
-        "memory_mb": (memory if bound is None else min(memory, bound)) >> 20,
-        "cpus": float(len(os.sched_getaffinity(0))),
+        "memory_mb": usable_memory_bytes() >> 20,
+        "cpus": usable_cores(),
         "pids": (1 << 15 if pids is None else pids) // _PIDS_SHARE,
     }
 
@@ -68,7 +67,7 @@ def default_episodes(resources: Mapping[str, float]) -> int:
 
 def default_gradings(resources: Mapping[str, float]) -> int:
     """``grading.parallel`` where it is not set."""
-    return 2 * int(resources["cpus"])
+    return 2 * max(1, int(resources["cpus"]))
 
 
 def default_sandboxes(resources: Mapping[str, float]) -> int:

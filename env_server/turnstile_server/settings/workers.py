@@ -28,7 +28,9 @@ class WorkerSettings(BoundedSection):
     have one control API."""
 
     count: WorkerCount = Field(
-        1, description="How many there are; `auto`: as many as cores. 1: the server is one process, without these."
+        1,
+        description="How many there are; `auto`: as many as whole cores, by affinity and the container's quota. "
+        "1: the server is one process, without these.",
     )
     one_agent_port: bool | None = Field(
         None,

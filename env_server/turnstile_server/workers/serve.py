@@ -29,6 +29,7 @@ from turnstile_server.http.descriptors import raise_descriptor_limit
 from turnstile_server.http.draining import StopSignals, until_end
 from turnstile_server.http.listeners import Listener, bind, url_of
 from turnstile_server.http.starting import StartingApp, StartProgress
+from turnstile_server.machine_share import core_count
 from turnstile_server.observability.log_lines import LogFormatter, WithoutLooks
 from turnstile_server.observability.standstill import ended_at_standstill
 from turnstile_server.process import freeze_what_is_there, on_signal, say_ready, startup_errors, tell_refusal
@@ -47,7 +48,7 @@ def worker_count(settings: Settings) -> int:
     if settings.engine.kind == "none":
         return 1
     count = settings.workers.count
-    return len(os.sched_getaffinity(0)) if count == "auto" else count
+    return core_count() if count == "auto" else count
 
 
 def needs_front(settings: Settings) -> bool:
