@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+import tracemalloc
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnstile.models import Episode, EpisodeStatus, EpisodeTimings, Limits, Sampling, TaskRef
-from turnstile_server.episodes.archive import Archive
+from turnstile.models import Episode, EpisodeStatus, EpisodeTimings, ForkOrigin, Limits, Sampling, TaskRef
+from turnstile_server.episodes.archive import Archive, RecordTexts
 from turnstile_server.episodes.listing import EpisodeListing
 from turnstile_server.episodes.store import Stored
 
@@ -121,3 +123,50 @@ def test_a_record_that_went_wrong_in_memory_is_shown_as_unreadable_too() -> None
     assert (shown.status, shown.error and shown.error.type) == (EpisodeStatus.FAILED, "record_unreadable")
     archive.forget("ep_0")
     assert "ep_0" not in archive
+
+
+def test_records_come_back_as_they_were_whatever_came_first() -> None:
+    texts = RecordTexts()
+    given = {f"ep_{number}": (b"{%d}" % number) * size for number, size in enumerate([0, 1, 40_000, 3, 500])}
+    for episode_id, text in given.items():
+        texts.put(episode_id, text)
+    assert {episode_id: texts.get(episode_id) for episode_id in given} == given
+    texts.put("ep_1", b"another")
+    assert texts.get("ep_1") == b"another"
+    texts.remove("ep_1")
+    assert (texts.get("ep_1"), "ep_1" in texts, "ep_2" in texts) == (None, False, True)
+
+
+def test_a_repeated_request_is_known_by_little_and_forgotten_with_its_episode() -> None:
+    archive, origin = Archive(None, 1, None), ForkOrigin(episode_id="ep_9", turn_id="t")  # type: ignore[arg-type]
+    archive.created(Stored(episode(1, forked_from=origin), "nonce", "key", "digest"))
+    assert archive.creation("key") == ("ep_1", "nonce", "digest", origin)
+    assert (archive.creation(None), archive.creation("another")) == (None, None)
+    archive.forget("ep_1")
+    assert archive.creation("key") is None
+
+
+MOST_BYTES = 4096
+"""Of one ended episode, whose record is much longer, in the archive's memory."""
+
+
+def test_an_ended_episode_costs_little_memory() -> None:
+    instruction = "".join(f"Do step {number} of the task. " for number in range(200))
+
+    def add(numbers: range) -> None:
+        for number in numbers:
+            made = episode(number, group_id=f"g{number // 8}", instruction=instruction)
+            archive.created(Stored(made, f"nonce {number}", f"key {number}", f"digest {number}"))
+            archive.add_ended(made)
+
+    archive = Archive(None, 1, None)  # type: ignore[arg-type] - no episode is read from the journal here
+    add(range(100))
+    tracemalloc.start()
+    try:
+        add(range(100, 1100))
+        gc.collect()
+        grown, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(instruction) > MOST_BYTES
+    assert grown / 1000 < MOST_BYTES

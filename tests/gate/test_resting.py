@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 
 import pytest
 from stepped_clock import loop_clock
@@ -131,4 +133,20 @@ async def test_a_call_keeps_the_tree_of_its_session_from_being_packed() -> None:
     session.admit(ModelCall("turn_2", "r", 0.0))
     await time_passes()
     assert not any(is_packed(node) for node in session.tree)
+    resting.close()
+
+
+async def test_an_ended_session_is_kept_by_no_timer_and_its_tree_rests_where_somebody_keeps_it() -> None:
+    resting = RestingTrees(0.0, always, Trims().trim)
+    kept, dropped = session_of(resting, warm_s=0.05), session_of(resting, warm_s=3600.0)
+    for session in (kept, dropped):
+        session.admit(call := ModelCall("turn_1", "r", 0.0))
+        session.release(call)
+        session.end()
+    tree = kept.tree
+    gone: list[weakref.ref[object]] = [weakref.ref(kept), weakref.ref(dropped), weakref.ref(dropped.tree)]
+    del kept, dropped, session
+    gc.collect()
+    assert [each() for each in gone] == [None] * 3
+    await wait_until(lambda: all_packed(tree))
     resting.close()

@@ -1,10 +1,11 @@
 """Every episode's place in the listing, running ones included; records and trees of ended ones; idempotency keys.
 
 Running episodes have only their status and their creation here; ``service`` holds their runs. The record of an
-ended episode is kept in memory, its tree is read from the journal and cached.
+ended episode is kept in memory, compressed; its tree is read from the journal and cached.
 
 What must hold: one record that cannot be read spoils nothing. It is listed as a failed episode whose error
 (``record_unreadable``) says what is wrong, its turns are read as far as they can be, and it can be deleted.
+An ended episode costs a few kilobytes here, as long as it is listed (``benchmarks/ended_episodes.py``).
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from __future__ import annotations
 import json
 import logging
 import time
+import zlib
 from collections import OrderedDict, defaultdict
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import anyio
 import anyio.to_thread
@@ -48,6 +51,8 @@ from turnstile_server.errors import Conflict, JournalUnavailable, NotFound, Serv
 from turnstile_server.journal.protocol import JournalReading, Record, RecordType
 
 _LOG = logging.getLogger(__name__)
+_WINDOW = 1 << 15
+"""Bytes of a dictionary that zlib looks back to."""
 
 _RESTARTED = ErrorInfo(
     type=ServerRestarted.type,
@@ -60,6 +65,41 @@ _NOT_GRADED = _RESTARTED.model_copy(
         "again (turnstile episodes regrade --apply)"
     }
 )
+
+
+class Creation(NamedTuple):
+    """The part of a creation that recognises and answers the same request under one idempotency key."""
+
+    episode_id: str
+    key_nonce: str
+    request_digest: str
+    forked_from: ForkOrigin | None
+
+
+class RecordTexts:
+    """Records as JSON by episode id, each compressed with the first one as its dictionary: records of one server
+    are much alike (measured: a fifth to a tenth of their length, in tens of microseconds)."""
+
+    def __init__(self) -> None:
+        self._alike = b""
+        self._packed: dict[str, bytes] = {}
+
+    def __contains__(self, episode_id: str) -> bool:
+        return episode_id in self._packed
+
+    def put(self, episode_id: str, text: bytes) -> None:
+        """In place of an earlier one."""
+        self._alike = self._alike or text[-_WINDOW:]
+        packer = zlib.compressobj(zdict=self._alike)
+        self._packed[episode_id] = packer.compress(text) + packer.flush()
+
+    def get(self, episode_id: str) -> bytes | None:
+        packed = self._packed.get(episode_id)
+        return None if packed is None else zlib.decompressobj(zdict=self._alike).decompress(packed)
+
+    def remove(self, episode_id: str) -> None:
+        """No-op if it is unknown."""
+        self._packed.pop(episode_id, None)
 
 
 class Archive:
@@ -84,11 +124,10 @@ class Archive:
         self._takes_up = takes_up
         self._cached_trees = cached_trees
         self._listing = EpisodeListing()
-        self._ended: dict[str, bytes] = {}
-        """Records as JSON, a fraction of the objects' size."""
+        self._ended = RecordTexts()
         self._summaries: dict[str, EpisodeSummary] = {}
         """Summaries of the ended episodes, by episode id."""
-        self._creations: dict[str, Stored] = {}
+        self._creations: dict[str, Creation] = {}
         """Running and ended episodes by idempotency key, so that a repeated request is recognised."""
         self._idempotency_keys: dict[str, str] = {}
         """By episode id."""
@@ -157,7 +196,9 @@ class Archive:
             self._origins[episode.episode_id] = episode.forked_from
             self._forks[episode.forked_from.episode_id].add(episode.episode_id)
         if key is not None:
-            self._creations[key] = stored
+            self._creations[key] = Creation(
+                episode.episode_id, stored.key_nonce, stored.request_digest, episode.forked_from
+            )
             self._idempotency_keys[episode.episode_id] = key
 
     def moved(self, episode_id: str, status: EpisodeStatus) -> None:
@@ -174,7 +215,7 @@ class Archive:
             episode = unreadable_episode(episode_id, episode.model_dump(), error)
             data = episode.model_dump_json()
         self._listing.move(episode_id, episode.status)
-        self._ended[episode_id] = data.encode()
+        self._ended.put(episode_id, data.encode())
         self._summaries[episode_id] = summary_of(episode)
         if forest is not None:
             self._keep(episode_id, forest)
@@ -182,7 +223,7 @@ class Archive:
     def forget(self, episode_id: str) -> None:
         """Remove a deleted episode. No-op if it is unknown."""
         self._listing.remove(episode_id)
-        self._ended.pop(episode_id, None)
+        self._ended.remove(episode_id)
         self._summaries.pop(episode_id, None)
         self._forests.pop(episode_id, None)
         self._fetched.discard(episode_id)
@@ -205,7 +246,7 @@ class Archive:
         self._fetched.add(episode_id)
         return True
 
-    def creation(self, idempotency_key: str | None) -> Stored | None:
+    def creation(self, idempotency_key: str | None) -> Creation | None:
         """The earlier creation with this key; None without a key."""
         return self._creations.get(idempotency_key) if idempotency_key is not None else None
 

@@ -20,9 +20,10 @@ from turnstile.models import (
     SpanKind,
 )
 from turnstile_server.agents.registry import EXTERNAL, AgentRegistry
+from turnstile_server.episodes.archive import Creation
 from turnstile_server.episodes.fork_point import ForkPoint
 from turnstile_server.episodes.service import Episodes
-from turnstile_server.episodes.store import Forest, Stored
+from turnstile_server.episodes.store import Forest
 from turnstile_server.errors import Conflict, NotFound, Unprocessable, WorkNotKept
 
 GO_ON = "Continue."
@@ -120,10 +121,10 @@ class Forks:
         return ForkPoint(origin, turns, None if snapshot_id is None else partial(load, snapshot_id))
 
 
-def _same_place(episode_id: str, request: ForkRequest, earlier: Stored | None) -> ForkOrigin | None:
+def _same_place(episode_id: str, request: ForkRequest, earlier: Creation | None) -> ForkOrigin | None:
     """The origin of the earlier fork, if this request is the same. Its snapshot may be gone by now, and the turn
     may have a later one."""
-    origin = None if earlier is None else earlier.episode.forked_from
+    origin = None if earlier is None else earlier.forked_from
     if origin is None or origin.episode_id != episode_id:
         return None
     if origin.instruction is not None and origin.instruction != (request.instruction or GO_ON):

@@ -12,7 +12,6 @@ import math
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import TypeVar
 
 import anyio
@@ -35,7 +34,7 @@ from turnstile_server.control.protocol import EpisodeEvent
 from turnstile_server.data_dir import replay_folder, snapshot_folder, work_folder
 from turnstile_server.episodes.accounting import count_end
 from turnstile_server.episodes.amendments import Amendments
-from turnstile_server.episodes.archive import Archive
+from turnstile_server.episodes.archive import Archive, Creation
 from turnstile_server.episodes.bounds import EpisodeBounds
 from turnstile_server.episodes.broadcast import Broadcast, changes_of
 from turnstile_server.episodes.drain import Drain
@@ -189,8 +188,8 @@ class Episodes(EpisodeReader):
             if earlier is not None:
                 if earlier.request_digest != digest:
                     raise Conflict("idempotency_key was used before, for another request")
-                episode = await self.get(earlier.episode.episode_id)
-                return self._created(replace(earlier, episode=episode), agent_url), False
+                episode = await self.get(earlier.episode_id)
+                return self._created(episode, earlier.key_nonce, agent_url), False
             if request.lease is not None:
                 self._leases.check(request.lease.lease_id)
             await self._parts.backends.tasks.prefetch(request.task.id)
@@ -203,7 +202,7 @@ class Episodes(EpisodeReader):
             self._start(stored, plan, request.env)
             if request.lease is not None:
                 self._leases.hold(request.lease, stored.episode.episode_id, time.monotonic())
-        return self._created(stored, agent_url), True
+        return self._created(stored.episode, stored.key_nonce, agent_url), True
 
     def _start(
         self, stored: Stored, plan: Plan, env: Mapping[str, str], resumed: ResumedEpisode | None = None
@@ -227,7 +226,7 @@ class Episodes(EpisodeReader):
             self._now(episode_id)
             yield
 
-    def created_with(self, idempotency_key: str | None) -> Stored | None:
+    def created_with(self, idempotency_key: str | None) -> Creation | None:
         """The earlier creation with this key, if there was one."""
         return self._archive.creation(idempotency_key)
 
@@ -263,8 +262,7 @@ class Episodes(EpisodeReader):
         self._staleness.admit(bound, self._groups.of(episode.group_id, time.monotonic()))
         return episode
 
-    def _created(self, stored: Stored, agent_url: str | None) -> EpisodeCreated:
-        episode = stored.episode
+    def _created(self, episode: Episode, key_nonce: str, agent_url: str | None) -> EpisodeCreated:
         url = f"{agent_url or self._parts.agent_url}/e/{episode.episode_id}"
         external = episode.agent == EXTERNAL
         return EpisodeCreated(
@@ -272,7 +270,7 @@ class Episodes(EpisodeReader):
             status=episode.status,
             model_url=url,
             tool_url=f"{url}/mcp",
-            episode_key=self._keys.key(episode.episode_id, stored.key_nonce) if external else None,
+            episode_key=self._keys.key(episode.episode_id, key_nonce) if external else None,
         )
 
     async def finish(self, episode_id: str) -> Episode:

@@ -134,7 +134,8 @@ class CallPipeline:
             await call.wait_until_done()
 
     def ended(self, session: EpisodeSession) -> None:
-        """The episode has ended: its engine need not keep its place."""
+        """The episode has ended: its engine need not keep its place, nor the session anything for a next call."""
+        session.end()
         self._answerer.ended(session.episode_id)
 
     def delivered(self, session: EpisodeSession, call: ModelCall, *, written: bool) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
+import weakref
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
@@ -87,7 +88,8 @@ class EpisodeSession:
         self._warm_s = warm_s
         self._trees = resting
         self._cooling: asyncio.TimerHandle | None = None
-        """Set while no call is in flight."""
+        """Set while no call is in flight, and the episode has not ended."""
+        self._ended = False
         self.step = 0
         """Index of the task's step that is played."""
         self._turn_versions: list[str] = []
@@ -197,7 +199,7 @@ class EpisodeSession:
         """The generation of an admitted call has ended, with whatever outcome."""
         del self._in_flight[call.call_id]
         self._last_activity = time.monotonic()
-        if not self._in_flight and self._warm_s is not None:
+        if not self._in_flight and self._warm_s is not None and not self._ended:
             self._cooling = asyncio.get_running_loop().call_later(self._warm_s, self.cool)
 
     def cool(self) -> None:
@@ -209,6 +211,17 @@ class EpisodeSession:
             self._trees.add(self.tree)
         if self._warm_s and self._closed is None and not self._in_flight:
             self._cooling = asyncio.get_running_loop().call_later(self._warm_s, self.cool)
+
+    def end(self) -> None:
+        """The episode has ended: nothing is kept for a next call, and no timer keeps the session in memory. The
+        tree is let alone for ``warm_s``, as exports follow an end, and rests then, where somebody keeps it."""
+        self._ended = True
+        if self._cooling is not None:
+            self._cooling.cancel()
+            self._cooling = None
+        self._parse_caches.clear()
+        if self._warm_s is not None and self._trees is not None:
+            asyncio.get_running_loop().call_later(self._warm_s, _rest, weakref.ref(self.tree), self._trees)
 
     async def rest(self, call: ModelCall, turn_id: str | None) -> bool:
         """Lets ``between_turns`` work before an admitted call is generated. ``turn_id``: the turn that it
@@ -405,6 +418,13 @@ class EpisodeSession:
         """Counts sampled tokens that became no turn."""
         self._sampled += tokens
         self._discarded[reason] += tokens
+
+
+def _rest(kept: weakref.ref[TokenTree], trees: RestingTrees) -> None:
+    tree = kept()
+    if tree is not None:
+        tree.cool()
+        trees.add(tree)
 
 
 def context_overflow(said: str, prompt_tokens: int, context_length: int) -> ContextOverflow:
