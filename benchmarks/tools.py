@@ -38,6 +38,7 @@ from turnstile_server.http.intake import Intake
 from turnstile_server.http.listeners import Listener, bind, url_of
 from turnstile_server.http.origins import OriginRules
 from turnstile_server.http.stopping import Stopping
+from turnstile_server.http.wrong_keys import WrongKeys
 from turnstile_server.sandboxes.background import BackgroundTasks
 from turnstile_server.sandboxes.docker.provider import DockerProvider
 from turnstile_server.sandboxes.local.provider import LocalProvider
@@ -108,7 +109,7 @@ async def door_url(sandbox: Sandbox) -> AsyncIterator[str]:
     bound = bind("agent", "127.0.0.1", 0)
     intake = Intake("gate", GateSettings())
     async with (
-        McpEndpoint(episode, toolbox, settings, origins, intake, Stopping()) as endpoint,
+        McpEndpoint(episode, toolbox, settings, origins, intake, Stopping(), WrongKeys()) as endpoint,
         anyio.create_task_group() as tasks,
     ):
         listener = Listener(endpoint, bound, idle_s=60, grace_s=1, access_log=False)

@@ -14,6 +14,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -72,6 +73,7 @@ from turnstile_server.http.intake import Intake
 from turnstile_server.http.origins import OriginRules
 from turnstile_server.http.starting import StartProgress
 from turnstile_server.http.stopping import Stopping
+from turnstile_server.http.wrong_keys import WrongKeys
 from turnstile_server.journal.journal import FileJournal
 from turnstile_server.model_files import decoder, load_renderer, tokenizer_probe
 from turnstile_server.observability.egress_metrics import EgressCollector
@@ -297,6 +299,7 @@ async def assemble(parts: Parts, agent_url: str, control_key: str | None, stack:
     spans = SpanReports(episodes, parts.journal, settings.episodes.bounds_of(EpisodeBounds).kept_regrades, workers)
     start_trace_export(settings, engine.capabilities.model_name, episodes.changes, spans.report, tasks)
     intake = Intake("gate", settings.gate, settings.gate.max_body_bytes_per_episode)
+    wrong_keys = WrongKeys(metrics.wrong_key, partial(episodes.notify, "wrong_keys"))
     gate = Gate(
         pipeline,
         episodes,
@@ -306,15 +309,28 @@ async def assemble(parts: Parts, agent_url: str, control_key: str | None, stack:
         metrics=metrics,
         intake=intake,
         stopping=stopping,
+        wrong_keys=wrong_keys,
     )
     origins = OriginRules.of("gate", settings.gate, settings.gate.public_url)
     endpoint = await stack.enter_async_context(
-        McpEndpoint(episodes, toolbox, settings.tools, origins, intake, stopping)
+        McpEndpoint(episodes, toolbox, settings.tools, origins, intake, stopping, wrong_keys)
     )
     agent = AgentApp(gate, endpoint)
     sandboxes.attach(agent if parts.observe is None else parts.observe(agent))
     control = await _control_app(
-        parts, backends, episodes, spans, workers, toolbox, gate, closing, stopping, address, control_key, stack
+        parts,
+        backends,
+        episodes,
+        spans,
+        workers,
+        toolbox,
+        gate,
+        closing,
+        stopping,
+        address,
+        control_key,
+        wrong_keys,
+        stack,
     )
     return Apps(control, agent, closing, stopping, episodes, backends.sandboxes.name, drain=episodes.drain)
 
@@ -331,6 +347,7 @@ async def _control_app(
     stopping: Stopping,
     address: AgentAddress,
     control_key: str | None,
+    wrong_keys: WrongKeys,
     stack: AsyncExitStack,
 ) -> ASGIApp:
     settings, engines, renderer = parts.settings, parts.engines, parts.renderer
@@ -411,7 +428,12 @@ async def _control_app(
             build_register_router(episodes, lambda: episodes.refusal, lambda: admin.held_s is not None, workers)
         )
     return build_control_app(
-        routers, key=control_key, metrics=parts.metrics, settings=settings.control, stopping=stopping
+        routers,
+        key=control_key,
+        metrics=parts.metrics,
+        settings=settings.control,
+        stopping=stopping,
+        wrong_keys=wrong_keys,
     )
 
 

@@ -68,6 +68,11 @@ class Unauthorized(TurnstileError):
     type = "unauthorized"
 
 
+class WrongKey(Unauthorized):
+    """A key was given, and it does not open what was asked for. Told like its base, but slowed and counted
+    (``http/wrong_keys.py``)."""
+
+
 class ForeignOrigin(TurnstileError):
     """A web page of a site that is not allowed sent the request."""
 

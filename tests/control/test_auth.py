@@ -12,6 +12,7 @@ from starlette.types import Message, Receive, Scope, Send
 from turnstile_server.control.auth import ControlKey, load_control_key
 from turnstile_server.data_dir import load_secret
 from turnstile_server.errors import StartupError
+from turnstile_server.http.wrong_keys import WrongKeys
 from turnstile_server.settings import Settings, load_settings
 
 
@@ -125,7 +126,7 @@ async def test_a_websocket_needs_the_key_too(path: str, headers: list[tuple[byte
         sent.append(message)
 
     scope: Scope = {"type": "websocket", "path": path, "raw_path": path.encode(), "headers": headers}
-    await ControlKey(app, "the-key-of-the-test")(scope, receive, send)
+    await ControlKey(app, "the-key-of-the-test", WrongKeys())(scope, receive, send)
     assert reached == (["/ws"] if passes else [])
     assert [message["type"] for message in sent] == ([] if passes else ["websocket.close"])
     assert b"the-key" not in scope["raw_path"]

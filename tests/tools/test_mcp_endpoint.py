@@ -24,6 +24,7 @@ from tools_support import LOCAL, Episodes, McpStage, PlayedEpisode, alive, mcp_s
 
 from turnstile_server.http.intake import Intake
 from turnstile_server.http.stopping import Stopping
+from turnstile_server.http.wrong_keys import WrongKeys
 from turnstile_server.settings import GateSettings, ToolSettings
 from turnstile_server.tools.endpoint import McpEndpoint
 from turnstile_server.tools.toolbox import Toolbox
@@ -579,7 +580,7 @@ async def test_a_door_that_closes_stops_its_calls_and_answers_them(sandbox: Subp
 
     async with anyio.create_task_group() as tasks:
         async with McpEndpoint(
-            episodes, Toolbox(limits), limits, LOCAL, Intake("gate", GateSettings()), Stopping()
+            episodes, Toolbox(limits), limits, LOCAL, Intake("gate", GateSettings()), Stopping(), WrongKeys()
         ) as endpoint:
             tasks.start_soon(call, endpoint)
             pid = await pid_of(sandbox)

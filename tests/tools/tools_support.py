@@ -19,12 +19,13 @@ from mcp.client.streamable_http import streamable_http_client
 from bounded import bounded
 from turnstile.models import SpanKind
 from turnstile_server.episodes.keys import EpisodeKeys, new_nonce
-from turnstile_server.errors import Gone, NotFound, Unauthorized
+from turnstile_server.errors import Gone, NotFound, WrongKey
 from turnstile_server.http.agent_app import AgentApp
 from turnstile_server.http.intake import Intake
 from turnstile_server.http.listeners import Listener, bind, url_of
 from turnstile_server.http.origins import OriginRules
 from turnstile_server.http.stopping import Stopping
+from turnstile_server.http.wrong_keys import WrongKeys
 from turnstile_server.sandboxes.protocol import Sandbox
 from turnstile_server.settings import GateSettings, ToolSettings
 from turnstile_server.spans import OpenSpan, SpanRecorder
@@ -94,7 +95,7 @@ class Episodes:
         if episode is None:
             raise NotFound(f"there is no episode {episode_id}")
         if key != episode.key:
-            raise Unauthorized("the key does not open this episode")
+            raise WrongKey("the key does not open this episode")
         episode.check_open()
         return episode
 
@@ -152,7 +153,7 @@ async def mcp_stage(folder: Path, *, origins: OriginRules = LOCAL, **settings: A
     unix.setblocking(False)
     intake = Intake("gate", GateSettings())
     async with (
-        McpEndpoint(episodes, toolbox, limits, origins, intake, Stopping()) as endpoint,
+        McpEndpoint(episodes, toolbox, limits, origins, intake, Stopping(), WrongKeys()) as endpoint,
         anyio.create_task_group() as tasks,
     ):
         app = AgentApp(_NoGate(), endpoint)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from turnstile.models import Notice
 from turnstile_server.episodes.broadcast import Broadcast
 from turnstile_server.workers.events import ServerSentEvent, read_events
 
@@ -42,6 +43,17 @@ async def test_a_reader_that_follows_and_one_that_comes_back_are_told_of_a_loss(
     back = broadcast.subscribe(begun.event_id)
     assert (await anext(back)).event_id == begun.event_id
     assert (await anext(back)).lost == "worker 1 was started again"
+    broadcast.close()
+
+
+async def test_a_notice_is_sent_and_kept_like_a_change() -> None:
+    broadcast, notice = Broadcast(4, 10, 10), Notice(type="retention", message="room was made", at=1.0)
+    following = broadcast.subscribe()
+    begun = await anext(following)
+    broadcast.notify(notice)
+    assert (await anext(following)).notice == notice
+    back = broadcast.subscribe(begun.event_id)
+    assert [(await anext(back)).notice, (await anext(back)).notice] == [None, notice]
     broadcast.close()
 
 

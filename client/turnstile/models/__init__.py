@@ -67,6 +67,7 @@ from turnstile.models.load import ServerLoad
 from turnstile.models.messages import Message, Role, Tool, ToolCall
 from turnstile.models.moments import moments_of
 from turnstile.models.network import NetworkDecision, NetworkOutcome, NetworkReport, NetworkUse
+from turnstile.models.notice import Notice, NoticeType
 from turnstile.models.outline import BreakEntry, BreakReport, RootOutline, TurnList, TurnOutline, TurnOutlines
 from turnstile.models.regrade import GradeRecord, KeptWork, Regrade, RegradeRequest
 from turnstile.models.replay import (
@@ -178,6 +179,8 @@ __all__ = [
     "NetworkOutcome",
     "NetworkReport",
     "NetworkUse",
+    "Notice",
+    "NoticeType",
     "ParseNote",
     "ParseStatus",
     "PartSeconds",

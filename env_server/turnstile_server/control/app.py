@@ -26,6 +26,7 @@ from turnstile_server.control.openenv.standby import build_standby_router
 from turnstile_server.errors import EngineUnavailable
 from turnstile_server.http.origins import OriginCheck, OriginRules
 from turnstile_server.http.stopping import Stopping
+from turnstile_server.http.wrong_keys import WrongKeys
 from turnstile_server.observability.metrics import Metrics
 from turnstile_server.settings import ControlSettings
 
@@ -75,9 +76,10 @@ def build_control_app(
     settings: ControlSettings,
     stopping: Stopping | None = None,
     described: bool = True,
+    wrong_keys: WrongKeys | None = None,
 ) -> ASGIApp:
     """The application for the control listener. ``key`` None switches authentication off. ``described``: it has
-    ``/openapi.json``."""
+    ``/openapi.json``. ``wrong_keys`` None: its own, told in the log alone."""
     inner = FastAPI(
         title="Turnstile",
         version=version("turnstile-rl"),
@@ -93,7 +95,7 @@ def build_control_app(
         Middleware(CountRequests, metrics),
         Middleware(ErrorBoundary),
         Middleware(Interruptible, stopping or Stopping()),
-        Middleware(ControlKey, key),
+        Middleware(ControlKey, key, wrong_keys or WrongKeys(metrics.wrong_key)),
         Middleware(OriginCheck, *_origin_check(settings, key)),
         Middleware(BodyLimit, settings),
     ]

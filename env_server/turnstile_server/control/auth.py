@@ -19,8 +19,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from turnstile_server.control.viewer_routes import ROOT_PATH, is_viewer_path, key_into_fragment
 from turnstile_server.data_dir import SECRET_BYTES, private_file
-from turnstile_server.errors import StartupError, Unauthorized
+from turnstile_server.errors import StartupError, Unauthorized, WrongKey
 from turnstile_server.http.connections import admit
+from turnstile_server.http.wrong_keys import WrongKeys
 from turnstile_server.settings import Settings
 
 _LOG = logging.getLogger(__name__)
@@ -68,11 +69,12 @@ class ControlKey:
 
     The path is changed in the server's own scope, not in a copy, because the access log prints that scope.
     ``key`` None switches authentication off; a key prefix is then still removed. Raises Unauthorized (HTTP) or
-    refuses the handshake with code 1008 (WebSocket).
+    refuses the handshake with code 1008 (WebSocket); where a key was given, as late as ``wrong_keys`` says.
     """
 
-    def __init__(self, app: ASGIApp, key: str | None) -> None:
+    def __init__(self, app: ASGIApp, key: str | None, wrong_keys: WrongKeys) -> None:
         self._app = app
+        self._wrong_keys = wrong_keys
         self._key = key.encode() if key is not None else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -86,11 +88,17 @@ class ControlKey:
                 await key_into_fragment(scope, offered)(scope, receive, send)
             else:
                 await self._app(scope, receive, send)
-        elif scope["type"] == "websocket":
+            return
+        given = offered is not None or "authorization" in Headers(scope=scope)
+        if given:
+            is_page = scope["type"] == "http" and _is_page(scope)
+            await self._wrong_keys.slow("viewer" if is_page else "control", scope)
+        if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008, "reason": "control key missing or wrong"})
+        elif given:
+            raise WrongKey(f"{_WRONG} {_WHERE}")
         else:
-            given = offered is not None or "authorization" in Headers(scope=scope)
-            raise Unauthorized(f"{_WRONG if given else _MISSING} {_WHERE}")
+            raise Unauthorized(f"{_MISSING} {_WHERE}")
 
     def _passes(self, scope: Scope, offered: str | None) -> bool:
         if self._key is None:

@@ -1,4 +1,5 @@
-"""Server-sent events: each change of an episode's status, and a comment after a silence.
+"""Server-sent events: each change of an episode's status, notices for whoever runs the server, and a comment after
+a silence.
 
 Each event has an id. A reader that comes back with the latest one (``Last-Event-ID``) is sent what it missed, or
 ``event: reset``: some of that is lost, so that it has to list the episodes again.
@@ -97,6 +98,8 @@ def _frame(event: EpisodeEvent) -> bytes:
     """A place in the stream has an id and no data: readers note it, and are told of no event."""
     if event.lost is not None:
         what = b"event: reset\ndata: %b\n" % json_bytes({"reason": event.lost})
+    elif event.notice is not None:
+        what = b"event: notice\ndata: %b\n" % event.notice.model_dump_json().encode()
     elif event.episode is not None:
         what = b"event: episode\ndata: %b\n" % explained(event.episode).model_dump_json().encode()
     else:

@@ -26,6 +26,7 @@ from turnstile.models import (
     GroupSummaryPage,
     LeaseState,
     NetworkReport,
+    Notice,
     Regrade,
     RegradeRequest,
     ReplayListing,
@@ -50,13 +51,16 @@ from turnstile_server.journal.protocol import Record
 
 @dataclass(frozen=True, slots=True)
 class EpisodeEvent:
-    """A change of an episode. ``event_id``: a reader that comes back with it is sent the later ones."""
+    """A change of an episode, or a notice. ``event_id``: a reader that comes back with it is sent the later
+    ones."""
 
     event_id: str
     episode: Episode | None
-    """None: the reader's place in the stream, without a change."""
+    """None: no change."""
     lost: str | None = None
     """Reason why events between the reader's last one and this one are not sent; None: there are none."""
+    notice: Notice | None = None
+    """With none of the three it is the reader's place in the stream alone."""
 
 
 class EpisodeReading(Protocol):

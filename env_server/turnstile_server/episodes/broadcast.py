@@ -1,4 +1,4 @@
-"""Sends changes of status to the readers of ``GET /events``. A slow reader never delays the server.
+"""Sends changes of status, and notices, to the readers of ``GET /events``. A slow reader never delays the server.
 
 What must hold: events have numbers without a gap, in the order in which they are published; a reader that says
 which one it saw last is sent every later one, once, or told that some are lost. An event's id names the server's
@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator
 import anyio
 from anyio.streams.memory import MemoryObjectSendStream
 
-from turnstile.models import Episode
+from turnstile.models import Episode, Notice
 from turnstile_server.control.protocol import EpisodeEvent
 from turnstile_server.errors import TooManyCalls
 
@@ -36,15 +36,21 @@ class Broadcast:
         self._kept: deque[EpisodeEvent] = deque(maxlen=kept)
 
     def publish(self, episode: Episode) -> None:
-        self._send(episode, None)
+        self._send(episode=episode)
+
+    def notify(self, notice: Notice) -> None:
+        """Tells all readers something that is no episode's change."""
+        self._send(notice=notice)
 
     def lose(self, reason: str) -> None:
         """Tells all readers, those that come back later too, that changes are lost at this place."""
-        self._send(None, reason)
+        self._send(lost=reason)
 
-    def _send(self, episode: Episode | None, lost: str | None) -> None:
+    def _send(
+        self, *, episode: Episode | None = None, lost: str | None = None, notice: Notice | None = None
+    ) -> None:
         self._number += 1
-        event = EpisodeEvent(self._latest_id(), episode, lost)
+        event = EpisodeEvent(self._latest_id(), episode, lost, notice)
         self._kept.append(event)
         for stream in list(self._streams):
             try:

@@ -26,6 +26,8 @@ from turnstile.models import (
     EpisodeRequest,
     EpisodeStatus,
     LeaseState,
+    Notice,
+    NoticeType,
     RewardUpdate,
     TrainedRequest,
 )
@@ -58,7 +60,7 @@ from turnstile_server.episodes.staleness import StalenessWatcher
 from turnstile_server.episodes.store import Stored, unchanging
 from turnstile_server.episodes.trained import with_step
 from turnstile_server.episodes.work_store import WorkStore
-from turnstile_server.errors import Conflict, Gone, JournalUnavailable, NotFound, QueueFull, Unauthorized
+from turnstile_server.errors import Conflict, Gone, JournalUnavailable, NotFound, QueueFull, WrongKey
 from turnstile_server.gate.session import EpisodeSession
 from turnstile_server.journal.records import exported_record
 from turnstile_server.replay.recorder import Replays
@@ -172,7 +174,7 @@ class Episodes(EpisodeReader):
         if nonce is not None:  # only this server makes such a key, so the episode existed
             raise Gone(f"episode {episode_id} has ended; its key is dead")
         if episode_id in self._archive:
-            raise Unauthorized(f"the key does not open episode {episode_id}; each episode has a key of its own")
+            raise WrongKey(f"the key does not open episode {episode_id}; each episode has a key of its own")
         raise NotFound(f"there is no episode {episode_id}")
 
     # For the trainer: the control API
@@ -327,6 +329,10 @@ class Episodes(EpisodeReader):
         episode, forest = await self.exported(episode_id)
         check_trainable(episode)
         return await self._parts.auditor.audit(unchanging(episode, forest), forest.facts(episode), self._exports)
+
+    def notify(self, kind: NoticeType, message: str, counts: Mapping[str, int]) -> None:
+        """Tells the readers of ``GET /events`` something that is no episode's."""
+        self._broadcast.notify(Notice(type=kind, message=message, at=time.time(), counts=dict(counts)))
 
     def subscribe(self, after: str | None = None) -> AsyncIterator[EpisodeEvent]:
         return self._broadcast.subscribe(after)

@@ -21,7 +21,15 @@ from typing import Protocol
 import anyio
 from starlette.types import Receive, Scope, Send
 
-from turnstile_server.errors import MethodNotAllowed, NotFound, TooManyCalls, TurnstileError, UpgradeRequired
+from turnstile_server.errors import (
+    MethodNotAllowed,
+    NotFound,
+    ServerStopping,
+    TooManyCalls,
+    TurnstileError,
+    UpgradeRequired,
+    WrongKey,
+)
 from turnstile_server.gate.bounds import GateBounds
 from turnstile_server.gate.call import IncomingCall, ModelCall, OpenedCall, finished_reply
 from turnstile_server.gate.dialects.base import Dialect, ModelRequest, Purpose
@@ -40,6 +48,7 @@ from turnstile_server.http.exchange import (
 from turnstile_server.http.fair_share import FairShare
 from turnstile_server.http.intake import Intake
 from turnstile_server.http.stopping import Stopping
+from turnstile_server.http.wrong_keys import WrongKeys
 from turnstile_server.observability.metrics import Metrics
 from turnstile_server.settings import GateSettings
 from turnstile_server.shortages import failure_of
@@ -74,7 +83,7 @@ class EpisodeDirectory(Protocol):
     def open_episode(self, episode_id: str, key: str) -> EpisodeSession:
         """The running episode that ``key`` opens.
 
-        Raises NotFound (unknown), Unauthorized (wrong key), Gone (ended or deleted).
+        Raises NotFound (unknown), WrongKey, Gone (ended or deleted).
         """
         ...
 
@@ -90,8 +99,9 @@ class Gate:
         metrics: Metrics,
         intake: Intake,
         stopping: Stopping,
+        wrong_keys: WrongKeys,
     ) -> None:
-        """``intake``: of the agent listener; the MCP endpoint shares it."""
+        """``intake``, ``wrong_keys``: of the agent listener; the MCP endpoint shares them."""
         self._stopping = stopping
         self._pipeline = pipeline
         self._episodes = episodes
@@ -101,6 +111,7 @@ class Gate:
         self._bounds = settings.bounds_of(GateBounds)
         self._metrics = metrics
         self._intake = intake
+        self._wrong_keys = wrong_keys
         self._calls = FairShare(settings.max_calls)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -124,6 +135,9 @@ class Gate:
         else:
             return
         with contextlib.suppress(CallerGone):
+            if isinstance(refusal, WrongKey):
+                with contextlib.suppress(ServerStopping), self._stopping.interruptible():
+                    await self._wrong_keys.slow("model", scope)
             await _refuse(exchange, dialect, refusal)
 
     async def _serve(self, exchange: AgentExchange, episode_id: str, path: str, route: Route | None) -> None:

@@ -110,7 +110,7 @@ class HttpEpisodeListener:
         self.token = secrets.token_urlsafe(32)
         self._filter = _EpisodeFilter(app_now)
         self._connections = connections
-        self._owner = f"sandbox {id(self)}"
+        self._owner = f"a sandbox {id(self)}"
         self._bound = bound
         self._state = ServerState()
         self._without_token: set[asyncio.Transport] = set()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -16,6 +16,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
 from turnstile.models import EpisodeStatus, Fault, StalenessPolicy, Turn
+from turnstile_server.http.wrong_keys import Surface
 from turnstile_server.journal.stats import JournalStats
 from turnstile_server.observability.call_tallies import CallTallies, Durations
 
@@ -71,6 +72,11 @@ class Metrics:
             "turn_snapshots", "Snapshots that were to be taken after a turn, by outcome.", "outcome"
         )
         self._work_bytes = self._gauge("kept_work_bytes", "What kept work takes on disk.")
+        self._wrong_keys = self._counter(
+            "wrong_keys", "Requests with a wrong key, by where it was shown.", "surface"
+        )
+        for surface in get_args(Surface):  # there from the start, so that a rate sees the first one
+            self._wrong_keys.labels(surface)
         self._control = self._counter(
             "control_requests", "Requests to the control API, by route and HTTP status.", "route", "status"
         )
@@ -158,6 +164,10 @@ class Metrics:
     def control_request(self, route: str, status: int) -> None:
         """``route``: the route's template (``/episodes/{episode_id}``), never the path itself."""
         self._control.labels(route, str(status)).inc()
+
+    def wrong_key(self, surface: Surface) -> None:
+        """A request showed a key that does not open what it asked for."""
+        self._wrong_keys.labels(surface).inc()
 
     def counts(self) -> Counts:
         return Counts(

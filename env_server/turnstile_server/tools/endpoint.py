@@ -25,13 +25,21 @@ from mcp.server.lowlevel import Server
 from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
-from turnstile_server.errors import InvalidRequest, NotFound, ServerStopping, TooManyCalls, TurnstileError
+from turnstile_server.errors import (
+    InvalidRequest,
+    NotFound,
+    ServerStopping,
+    TooManyCalls,
+    TurnstileError,
+    WrongKey,
+)
 from turnstile_server.http.agent_app import TOOL_PATH
 from turnstile_server.http.exchange import AgentExchange, CallerGone, episode_key, split_path
 from turnstile_server.http.intake import Intake
 from turnstile_server.http.json_values import count_values, has_few_values
 from turnstile_server.http.origins import OriginRules
 from turnstile_server.http.stopping import Stopping
+from turnstile_server.http.wrong_keys import WrongKeys
 from turnstile_server.settings import ToolSettings
 from turnstile_server.tools.bounds import McpBounds
 from turnstile_server.tools.mcp_request import McpRequest, request_of
@@ -54,6 +62,7 @@ class McpEndpoint:
         origins: OriginRules,
         intake: Intake,
         stopping: Stopping,
+        wrong_keys: WrongKeys,
     ) -> None:
         """``intake``: of the agent listener; the model API shares it."""
         self._directory = directory
@@ -63,6 +72,7 @@ class McpEndpoint:
         self._origins = origins
         self._intake = intake
         self._stopping = stopping
+        self._wrong_keys = wrong_keys
         self._counting = anyio.Lock()
         self._requests: Counter[str] = Counter()
         """Requests in flight, by episode key, from before their bodies are read."""
@@ -107,6 +117,9 @@ class McpEndpoint:
                 self._origins.check(scope)
                 await self._serve(exchange, scope, receive, send)
             except TurnstileError as error:
+                if isinstance(error, WrongKey):
+                    with contextlib.suppress(ServerStopping), self._stopping.interruptible():
+                        await self._wrong_keys.slow("tools", scope)
                 await exchange.refuse(error, _refusal(error))
 
     async def _serve(self, exchange: AgentExchange, scope: Scope, receive: Receive, send: Send) -> None:
@@ -171,7 +184,7 @@ class McpEndpoint:
         await sessions.serve(episode, scope, body, receive, send)
 
     def _admitted(self, exchange: AgentExchange) -> tuple[str, EpisodeTools]:
-        """The key, and the episode that it opens. Raises NotFound, Unauthorized, Gone."""
+        """The key, and the episode that it opens. Raises NotFound, Unauthorized, WrongKey, Gone."""
         episode_id, rest = split_path(exchange.path)
         if not episode_id or rest.rstrip("/") != TOOL_PATH:
             raise NotFound(f"tools are served at /e/{{episode_id}}{TOOL_PATH}")

@@ -211,7 +211,7 @@ class ToolDirectory(Protocol):
     def open_tools(self, episode_id: str, key: str) -> EpisodeTools:
         """The running episode that ``key`` opens.
 
-        Raises NotFound (unknown id), Unauthorized (wrong key), Gone (ended or deleted). A key opens one episode
+        Raises NotFound (unknown id), WrongKey, Gone (ended or deleted). A key opens one episode
         only, even when its id is used again.
         """
         ...

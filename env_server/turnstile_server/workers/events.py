@@ -8,13 +8,14 @@ its episodes that ran have failed, which nobody announced; so readers are told t
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
 
 import aiohttp
 import anyio
 from pydantic import ValidationError
 
-from turnstile.models import Episode
+from turnstile.models import Episode, Notice
 from turnstile_server.control.protocol import EpisodeEvent
 from turnstile_server.episodes.broadcast import Broadcast
 from turnstile_server.errors import TurnstileError
@@ -69,6 +70,10 @@ class JoinedEvents:
     def subscribe(self) -> Callable[[str | None], AsyncIterator[EpisodeEvent]]:
         return self._broadcast.subscribe
 
+    def wrong_keys(self, message: str, counts: Mapping[str, int]) -> None:
+        """Those that came to the process in front."""
+        self._broadcast.notify(Notice(type="wrong_keys", message=message, at=time.time(), counts=dict(counts)))
+
     async def follow(self, link: WorkerLink, begun: anyio.Event) -> None:
         """Passes a worker's events on, until cancelled. ``begun`` is set when none can be missed any more."""
         latest: str | None = None
@@ -100,6 +105,11 @@ class JoinedEvents:
     def _take(self, link: WorkerLink, event: ServerSentEvent) -> None:
         if event.name == "reset":
             self._broadcast.lose(f"worker {link.number} was started again, or had more events than are kept")
+        elif event.name == "notice":
+            try:
+                self._broadcast.notify(Notice.model_validate_json(event.data))
+            except ValidationError as error:
+                _LOG.error("a notice of worker %d cannot be read: %s", link.number, error)
         elif event.name == "episode":
             try:
                 episode = Episode.model_validate_json(event.data)

@@ -29,6 +29,7 @@ from turnstile_server.episodes.group_view import GroupView
 from turnstile_server.episodes.register_routes import PREFIX
 from turnstile_server.errors import NotFound
 from turnstile_server.http.stopping import Stopping
+from turnstile_server.http.wrong_keys import WrongKeys
 from turnstile_server.observability.metrics import CONTENT_TYPE as METRICS_TYPE
 from turnstile_server.observability.metrics import Metrics
 from turnstile_server.settings import Settings
@@ -85,8 +86,15 @@ def build_front(parts: FrontParts) -> ASGIApp:
         build_socket_router(creations, parts.closing),
         _Forwarding(parts, creations).router(),  # the last: it takes whatever the others leave
     ]
+    wrong_keys = WrongKeys(parts.metrics.wrong_key, parts.events.wrong_keys)
     return build_control_app(
-        routers, key=parts.key, metrics=parts.metrics, settings=settings, stopping=parts.stopping, described=False
+        routers,
+        key=parts.key,
+        metrics=parts.metrics,
+        settings=settings,
+        stopping=parts.stopping,
+        described=False,
+        wrong_keys=wrong_keys,
     )
 
 
