@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import time
 from pathlib import Path
 from typing import Any
 
+import anyio
 import httpx
 import pytest
 from gate_support import Stage, staged
 
 from turnstile_server.journal.protocol import RecordType
-from waiting import wait_until
+from waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.anyio
 
 FULL = {"retention_share": 1e-9, "retention_free_bytes": 0}
 """No journal stays within this share of a disk."""
+SOON = {"watch_interval_s": 0.02, "retention_retry_s": 0.05}
 
 
 async def fetched(stage: Stage, episode: dict[str, Any]) -> int:
@@ -60,21 +64,63 @@ async def test_over_its_share_a_journal_deletes_what_was_fetched_and_takes_episo
     async with staged(tiny_model, tmp_path, journal={"retention_share": 0}) as stage:
         episode = await stage.episode()
         await stage.post(episode, "finish")
-    async with staged(tiny_model, tmp_path, journal=FULL, episodes={"watch_interval_s": 0.02}) as stage:
-
-        async def not_ready() -> httpx.Response | None:
-            answer = await stage.control.get("/ready")
-            return None if answer.status_code == 200 else answer
-
-        reason = (await wait_until(not_ready)).json()["reason"]
+    async with staged(tiny_model, tmp_path, journal=FULL, episodes={**SOON, "fetch_grace_s": 0.0}) as stage:
+        reason = (await wait_until(lambda: not_ready(stage))).json()["reason"]
         assert "journal.retention_share" in reason
         assert "1 ended episodes were not fetched yet" in reason
         refused = await stage.control.post("/episodes", json={"task": {"instruction": "t"}})
         assert (refused.status_code, refused.json()["error"]["type"]) == (503, "journal_unavailable")
         assert (await stage.get(episode))["status"] == "completed", "nothing was lost in silence"
         await stage.get(episode, "/samples")
+        await wait_until(lambda: deleted(stage, episode))  # at once, not after retention_interval_s
 
-        async def deleted() -> bool:
-            return (await stage.control.get(f"/episodes/{episode['episode_id']}")).status_code == 404
 
-        await wait_until(deleted)  # at once, not after retention_interval_s
+async def test_a_full_disk_leaves_what_was_just_fetched_for_a_while(tiny_model: Path, tmp_path: Path) -> None:
+    """A trainer that has the samples reads turns, spans and work next."""
+    async with staged(tiny_model, tmp_path, journal={"retention_share": 0}) as stage:
+        episode = await stage.episode()
+        await stage.post(episode, "finish")
+    async with staged(tiny_model, tmp_path, journal=FULL, episodes={**SOON, "fetch_grace_s": 4.0}) as stage:
+        await wait_until(lambda: not_ready(stage))
+        await stage.get(episode, "/samples")
+        sampled = time.monotonic()
+        reason = ""
+        while time.monotonic() - sampled < 2.0:
+            answer = await stage.control.get(f"/episodes/{episode['episode_id']}/spans")
+            assert answer.status_code == 200, answer.text
+            reason = (await wait_until(lambda: not_ready(stage))).json()["reason"]
+            await anyio.sleep(0.05)
+        assert "0 ended episodes were not fetched yet, 1 ended or were fetched a moment ago" in reason
+        await wait_until(lambda: deleted(stage, episode))
+
+
+async def test_events_say_what_went_and_that_nothing_else_may_go(tiny_model: Path, tmp_path: Path) -> None:
+    async with staged(tiny_model, tmp_path, journal={"retention_share": 0}) as stage:
+        episode = await stage.episode()
+        await stage.post(episode, "finish")
+    often = {**SOON, "fetch_grace_s": 0.0, "notice_interval_s": 0.0}
+    found: list[dict[str, Any]] = []
+    async with staged(tiny_model, tmp_path, journal=FULL, episodes=often) as stage:
+        await wait_until(lambda: not_ready(stage))
+        async with stage.control.stream("GET", "/events") as stream:
+            lines = stream.aiter_lines()
+            await anext(lines)
+            await stage.get(episode, "/samples")
+            with anyio.fail_after(PATIENCE_S):
+                async for line in lines:
+                    if line == "event: notice":
+                        found.append(json.loads((await anext(lines)).removeprefix("data: ")))
+                        if found[-1]["counts"]:
+                            break
+    assert {notice["type"] for notice in found} == {"retention"}
+    assert found[-1]["counts"] == {"episodes": 1}
+    assert "1 episodes" in found[-1]["message"]
+
+
+async def not_ready(stage: Stage) -> httpx.Response | None:
+    answer = await stage.control.get("/ready")
+    return None if answer.status_code == 200 else answer
+
+
+async def deleted(stage: Stage, episode: dict[str, Any]) -> bool:
+    return (await stage.control.get(f"/episodes/{episode['episode_id']}")).status_code == 404

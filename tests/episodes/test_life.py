@@ -368,7 +368,7 @@ async def test_the_watch_outlives_a_retention_that_fails(
         tried.set()
         raise JournalUnavailable("the disk is gone")
 
-    monkeypatch.setattr(FileJournal, "apply_retention", lambda _, now, __: failing(now))
+    monkeypatch.setattr(FileJournal, "apply_retention", lambda _, now, *__: failing(now))
     async with staged(tiny_model, tmp_path, episodes={"watch_interval_s": 0.02}) as stage:
         await tried.wait()
         episode = await stage.episode(limits={"wall_s": 0.05})

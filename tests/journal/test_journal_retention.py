@@ -187,3 +187,6 @@ def test_age_and_size_add_up_and_unknown_ages_go_only_by_size() -> None:
     assert expired(states, sizes, now, 5, 30) == ["old", "unknown"]
     assert expired(states, sizes, now, None, 0) == ["unknown", "old", "new"]
     assert expired(states, sizes, now, None, None) == []
+    fresh = {"unknown", "old"}
+    assert expired(states, sizes, now, None, 0, fresh) == ["new"], "no bound of size"
+    assert expired(states, sizes, now, 5, None, fresh) == ["old"], "the bound of age does"

@@ -105,6 +105,20 @@ async def test_the_operator_may_let_the_bounds_delete_what_nobody_has_fetched(di
     await journal.close()
 
 
+async def test_what_is_fresh_goes_by_no_bound_of_size(disk: Path) -> None:
+    journal = await opened(disk, retention_share=0.25, retention_free_bytes=0)
+    for number in range(50):
+        await play(journal, f"e{number:03}")
+    everything = {f"e{number:03}" for number in range(50)}
+    assert await journal.apply_retention(0.0, (), everything) == []
+    assert journal.refusal is not None
+    assert "0 ended episodes were not fetched yet, 50 ended or were fetched a moment ago" in journal.refusal
+    deleted = await journal.apply_retention(0.0, (), {"e000", "e002"})
+    assert deleted[:2] == ["e001", "e003"]
+    assert journal.refusal is None
+    await journal.close()
+
+
 async def test_when_others_fill_the_disk_fetched_episodes_make_room(disk: Path) -> None:
     journal = await opened(disk, retention_share=0, retention_free_bytes=2 * MIB)
     for number in range(40):

@@ -138,6 +138,8 @@ class Archive:
         """Ids of the forks, by the episode whose turns their trees continue."""
         self._fetched: set[str] = set()
         """Ended episodes whose export was recorded by this server."""
+        self._touched: OrderedDict[str, float] = OrderedDict()
+        """When an episode ended or was fetched, in monotonic seconds; the earliest first, since this start."""
 
     def __contains__(self, episode_id: str) -> bool:
         """True if there is such an episode: created and not deleted, running or ended."""
@@ -227,6 +229,7 @@ class Archive:
         self._summaries.pop(episode_id, None)
         self._forests.pop(episode_id, None)
         self._fetched.discard(episode_id)
+        self._touched.pop(episode_id, None)
         origin = self._origins.pop(episode_id, None)
         if origin is not None:
             self._forks[origin.episode_id].discard(episode_id)
@@ -245,6 +248,18 @@ class Archive:
             return False
         self._fetched.add(episode_id)
         return True
+
+    def touch(self, episode_id: str, now: float) -> None:
+        """An ended episode ended or was fetched at ``now``, in monotonic seconds."""
+        if episode_id in self._ended:
+            self._touched[episode_id] = now
+            self._touched.move_to_end(episode_id)
+
+    def touched_since(self, then: float) -> set[str]:
+        """Ids of the episodes that ended or were fetched behind ``then``, which does not fall between calls."""
+        while self._touched and next(iter(self._touched.values())) <= then:
+            self._touched.popitem(last=False)
+        return set(self._touched)
 
     def creation(self, idempotency_key: str | None) -> Creation | None:
         """The earlier creation with this key; None without a key."""

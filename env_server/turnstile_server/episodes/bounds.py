@@ -29,6 +29,13 @@ class EpisodeBounds(Bounds):
     """The latest events, which a reader of `GET /events` that comes back is sent."""
     retention_interval_s: float = 60.0
     """How often the journal's retention is applied."""
+    retention_retry_s: float = 10.0
+    """The same while new episodes are refused: some may go now that were fetched too lately before."""
+    fetch_grace_s: float = 120.0
+    """So long after an episode has ended, or was fetched, no bound of size and no full disk deletes it: whoever
+    fetched its samples may read its turns, spans and work next."""
+    notice_interval_s: float = 60.0
+    """Between two notices that retention has deleted something (`GET /events`)."""
     export_threads: int = 2
     """Worker threads that export samples of ended episodes."""
     max_reward_changes: int = 1000

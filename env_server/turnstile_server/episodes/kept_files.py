@@ -56,14 +56,17 @@ def free_bytes(folder: Path) -> int:
     return status.f_bavail * status.f_frsize
 
 
-def surplus(files: Mapping[str, KeptFile], now: float, limit: int, age_s: float | None, excess: int) -> list[str]:
+def surplus(
+    files: Mapping[str, KeptFile], now: float, limit: int, age_s: float | None, excess: int, grace_s: float = 0.0
+) -> list[str]:
     """The files to remove: those older than ``age_s`` at Unix time ``now``, and then the oldest, until the others
-    take ``limit`` bytes at most and ``excess`` bytes are free again."""
+    take ``limit`` bytes at most and ``excess`` bytes are free again. None younger than ``grace_s`` goes for
+    ``excess``."""
     used = sum(file.bytes for file in files.values())
     gone: list[str] = []
     for name, file in sorted(files.items(), key=lambda item: item[1].at):
         old = age_s is not None and file.at < now - age_s
-        if not old and used <= limit and excess <= 0:
+        if not old and used <= limit and (excess <= 0 or file.at > now - grace_s):
             break
         gone.append(name)
         used -= file.bytes

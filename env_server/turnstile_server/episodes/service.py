@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TypeVar
 
 import anyio
@@ -51,7 +52,7 @@ from turnstile_server.episodes.plan import Plan, check_engine, check_fork, forke
 from turnstile_server.episodes.reader import EpisodeReader, check_trainable
 from turnstile_server.episodes.regrade import RegradeParts, Regrader
 from turnstile_server.episodes.resumption import ResumedEpisode, Resumption
-from turnstile_server.episodes.retention import Retention
+from turnstile_server.episodes.retention import KeptBeside, Retention
 from turnstile_server.episodes.reward_service import EpisodeRewards
 from turnstile_server.episodes.run import EpisodeRun, RunParts
 from turnstile_server.episodes.snapshot_store import SnapshotStore
@@ -115,7 +116,8 @@ class Episodes(EpisodeReader):
         takes_up = self._resumption.takes
         archive = Archive(parts.journal, self._bounds.cached_trees, self._works, parts.journal.append, takes_up)
         super().__init__(parts.journal, archive, self._works, self._running, settings)
-        self._retention = Retention(parts.journal, archive, self._works, store, self.replays)
+        kept = KeptBeside(self._works, store, self.replays)
+        self._retention = Retention(parts.journal, archive, kept, self._bounds, partial(self.notify, "retention"))
         limits = (self._bounds.max_subscribers, self._bounds.subscriber_queue, self._bounds.kept_events)
         self._broadcast = Broadcast(*limits)
         amendments = self._amendments = Amendments(parts.journal, archive, self._broadcast.publish)
@@ -313,6 +315,7 @@ class Episodes(EpisodeReader):
 
     def fetched(self, episode_id: str) -> None:
         self.drain.fetched(episode_id)
+        self._archive.touch(episode_id, time.monotonic())
         if self._archive.fetched(episode_id):
             self._journal.append_soon(exported_record(episode_id))
             self._room_wanted = self._journal.refusal is not None
@@ -351,6 +354,7 @@ class Episodes(EpisodeReader):
             self._groups.ended(run.staleness.group)
             self._archive.add_ended(episode, run.forest)
             self.drain.ended(episode.episode_id)
+            self._archive.touch(episode.episode_id, time.monotonic())
             if episode.work is None and episode.episode_id in self._works:  # it was not to be kept, after all
                 self._tasks.start_soon(self._works.remove, [episode.episode_id])
             count_end(self._metrics, episode, self._settings.trained_share_alert)
@@ -370,7 +374,10 @@ class Episodes(EpisodeReader):
             if self._room_wanted or time.monotonic() >= next_retention:
                 self._room_wanted = False
                 await self._retention.apply()
-                next_retention = time.monotonic() + self._bounds.retention_interval_s
+                pause_s = self._bounds.retention_interval_s
+                if self._journal.refusal is not None:
+                    pause_s = min(pause_s, self._bounds.retention_retry_s)
+                next_retention = time.monotonic() + pause_s
             await anyio.sleep(self._bounds.watch_interval_s)
 
     def _end_disowned(self) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import anyio.to_thread
 
 from turnstile.models import SnapshotInfo
+from turnstile_server.episodes.bounds import EpisodeBounds
 from turnstile_server.episodes.kept_files import PARTIAL, KeptFile, free_bytes, surplus, write_durably
 from turnstile_server.episodes.snapshot_file import decode, encode, read_info
 from turnstile_server.errors import Conflict, SandboxUnavailable, WorkNotKept
@@ -113,11 +114,14 @@ class SnapshotStore:
         except (OSError, ValueError) as error:
             raise WorkNotKept(f"the snapshot {snapshot_id} cannot be read: {error}") from error
 
-    async def trim(self, now: float, excess: int = 0) -> None:
-        """By the settings' bounds, and until ``excess`` bytes of the disk are free again."""
+    async def trim(self, now: float, excess: int = 0) -> int:
+        """By the settings' bounds, and until ``excess`` bytes of the disk are free again, for which none of the
+        last ``fetch_grace_s`` goes. Returns how many went."""
         files = {name: KeptFile(info.bytes, info.at) for name, info in self._known.items()}
         limit, age_s = self._settings.keep_snapshot_bytes, self._settings.keep_snapshot_s
-        await self._remove(surplus(files, now, limit, age_s, excess))
+        gone = surplus(files, now, limit, age_s, excess, self._settings.bounds_of(EpisodeBounds).fetch_grace_s)
+        await self._remove(gone)
+        return len(gone)
 
     async def remove_of(self, episode_ids: Container[str]) -> None:
         """All of these episodes."""

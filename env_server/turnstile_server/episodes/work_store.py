@@ -18,6 +18,7 @@ from pathlib import Path
 import anyio.to_thread
 
 from turnstile.models import CLIENT_ID_PATTERN, KeptWork
+from turnstile_server.episodes.bounds import EpisodeBounds
 from turnstile_server.episodes.kept_files import PARTIAL, KeptFile, free_bytes, surplus, write_durably
 from turnstile_server.episodes.work_file import EndedWork, decode, encode
 from turnstile_server.errors import WorkNotKept
@@ -165,11 +166,16 @@ class WorkStore(KeptWorks):
             except OSError as error:
                 _LOG.error("the kept work of episode %s cannot be removed: %s", episode_id, error)
 
-    async def trim(self, now: float, excess: int = 0) -> None:
+    async def trim(self, now: float, excess: int = 0) -> int:
         """Removes what is too old at Unix time ``now``, and then the oldest: above ``keep_work_bytes``, and until
-        ``excess`` bytes of the disk are free again."""
+        ``excess`` bytes of the disk are free again, for which none of the last ``fetch_grace_s`` goes. Returns how
+        many."""
         limit, age_s = self._settings.keep_work_bytes, self._settings.keep_work_s
-        await self.remove(surplus(self._files, now, limit, age_s, excess))
+        gone = surplus(
+            self._files, now, limit, age_s, excess, self._settings.bounds_of(EpisodeBounds).fetch_grace_s
+        )
+        await self.remove(gone)
+        return len(gone)
 
     def _count(self) -> None:
         self._changed(sum(file.bytes for file in self._files.values()))

@@ -186,9 +186,11 @@ class FileJournal:
         """
         await self._space.delete([episode_id])
 
-    async def apply_retention(self, now: float, spared: Container[str] = ()) -> list[str]:
+    async def apply_retention(
+        self, now: float, spared: Container[str] = (), fresh: Container[str] = ()
+    ) -> list[str]:
         """As in the protocol. Raises JournalUnavailable; then some of them may be deleted."""
-        return await self._space.apply_retention(now, spared)
+        return await self._space.apply_retention(now, spared, fresh)
 
     async def excess(self) -> int:
         """As in the protocol."""

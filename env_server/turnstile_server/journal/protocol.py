@@ -89,9 +89,11 @@ class Journal(JournalReading, Protocol):
         episode."""
         ...
 
-    async def apply_retention(self, now: float, spared: Container[str] = ()) -> list[str]:
+    async def apply_retention(
+        self, now: float, spared: Container[str] = (), fresh: Container[str] = ()
+    ) -> list[str]:
         """Deletes ended episodes that are too old at Unix time ``now`` or above the size bound, oldest first,
-        but none of ``spared``; returns their ids."""
+        but none of ``spared``, and of ``fresh`` only those that are too old; returns their ids."""
         ...
 
     async def excess(self) -> int:

@@ -1,13 +1,14 @@
 """Which episodes are deleted because they are old, or because they take too much of the disk. Pure.
 
 What must hold: an episode that has not ended is never deleted; the bounds of the disk, which hold by default,
-never delete an episode that no trainer has fetched, unless the settings say so. To refuse new episodes is better
+never delete an episode that no trainer has fetched, unless the settings say so; no bound of size deletes one that
+ended or was fetched a moment ago (``fresh``). To refuse new episodes is better
 than to lose sampled ones in silence.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,12 +26,14 @@ def expired(
     now: float,
     retention_days: float | None,
     retention_bytes: int | None,
+    fresh: Container[str] = (),
 ) -> list[str]:
     """Episodes that the operator's own bounds delete, oldest first. ``states`` is ordered by age, ``now`` is Unix
     seconds.
 
     An episode that has not ended is never deleted, but its bytes count. An episode that ended at an unknown time
-    has no age: only ``retention_bytes`` deletes it. ``retention_bytes`` bounds living bytes.
+    has no age: only ``retention_bytes`` deletes it. ``retention_bytes`` bounds living bytes, and deletes none of
+    ``fresh``.
     """
     ended = [state for state in states if state.ended_at is not None]
     chosen: dict[str, None] = {}
@@ -44,7 +47,7 @@ def expired(
         for state in ended:
             if living <= retention_bytes:
                 break
-            if state.episode_id not in chosen:
+            if state.episode_id not in chosen and state.episode_id not in fresh:
                 chosen[state.episode_id] = None
                 living -= sizes.get(state.episode_id, 0)
     return list(chosen)
@@ -103,20 +106,29 @@ class Room:
     """Bytes over a bound that only episodes hold which run or were not fetched."""
     waiting: int = 0
     """Ended episodes that nobody has fetched."""
+    fresh: int = 0
+    """Ended episodes that would go, if they had not ended or been fetched a moment ago."""
 
 
 def make_room(
-    states: Sequence[LastState], sizes: Mapping[str, int], excess: int, *, spare_unexported: bool
+    states: Sequence[LastState],
+    sizes: Mapping[str, int],
+    excess: int,
+    fresh: Container[str] = (),
+    *,
+    spare_unexported: bool,
 ) -> Room:
-    """The oldest ended episodes that hold ``excess`` bytes. ``states`` is ordered by age."""
+    """The oldest ended episodes that hold ``excess`` bytes, without ``fresh``. ``states`` is ordered by age."""
     chosen: list[str] = []
-    waiting = 0
+    waiting = resting = 0
     for state in states:
         if state.ended_at is None:
             continue
         if spare_unexported and not state.exported:
             waiting += 1
+        elif state.episode_id in fresh:
+            resting += 1
         elif excess > 0:
             chosen.append(state.episode_id)
             excess -= sizes.get(state.episode_id, 0)
-    return Room(chosen, max(excess, 0), waiting)
+    return Room(chosen, max(excess, 0), waiting, resting)

@@ -91,9 +91,9 @@ class DiskSpace:
         await self._bury_all(episode_ids)
         await self._collect(pressed=self._commit.trouble is not None)
 
-    async def apply_retention(self, now: float, spared: Container[str]) -> list[str]:
+    async def apply_retention(self, now: float, spared: Container[str], fresh: Container[str]) -> list[str]:
         """Deletes ended episodes by ``retention_days`` and ``retention_bytes``, then by the bounds of the disk
-        (see ``retention``), the oldest first; returns their ids.
+        (see ``retention``), the oldest first, of ``fresh`` only by their age; returns their ids.
 
         ``now`` is Unix seconds. Raises JournalUnavailable; then some of them may be deleted.
         """
@@ -101,12 +101,12 @@ class DiskSpace:
 
         def choose() -> list[str]:
             self._access.take()
-            return expired(self._states(spared), self._access.index.sizes(), now, days, size)
+            return expired(self._states(spared), self._access.index.sizes(), now, days, size, fresh)
 
         chosen = await self._access.in_thread(choose) if days is not None or size is not None else []
         await self._bury_all(chosen)
         await self._collect()
-        return [*chosen, *await self._make_room(spared)]
+        return [*chosen, *await self._make_room(spared, fresh)]
 
     async def excess(self) -> int:
         """Bytes over the bounds of the disk."""
@@ -118,7 +118,7 @@ class DiskSpace:
     def _states(self, spared: Container[str]) -> list[LastState]:
         return [state for state in self._access.index.states() if state.episode_id not in spared]
 
-    async def _make_room(self, spared: Container[str]) -> list[str]:
+    async def _make_room(self, spared: Container[str], fresh: Container[str]) -> list[str]:
         """Brings the journal within the bounds of the disk: first without what is deleted already, then by
         deleting the oldest episodes that may go."""
         bounds = await self._access.in_thread(self._bounds)
@@ -131,13 +131,14 @@ class DiskSpace:
             if not over:
                 return Room([])
             spare = self._settings.retention_spares_unexported
-            return make_room(self._states(spared), self._access.index.sizes(), over, spare_unexported=spare)
+            states, sizes = self._states(spared), self._access.index.sizes()
+            return make_room(states, sizes, over, fresh, spare_unexported=spare)
 
         room = await self._access.in_thread(choose)
         if room.delete:
             await self._bury_all(room.delete)
             await self._collect(pressed=True)
-            logger.info("%d fetched episodes were deleted to make room (journal.retention_*)", len(room.delete))
+            logger.info("%d episodes were deleted to make room (journal.retention_*)", len(room.delete))
         used = await self._access.in_thread(self._disk_bytes)
         over = bounds.most is not None and used > bounds.most
         told, self.over = self.over, _over_share(used, bounds, room) if over else None
@@ -293,5 +294,6 @@ def _over_share(used: int, bounds: DiskBounds, room: Room) -> str:
     return (
         f"the journal takes {used >> 20} MiB, more than its share of the disk of {(bounds.most or 0) >> 20} MiB "
         f"(journal.retention_share), and nothing that may be deleted is left: {room.waiting} ended episodes were "
-        "not fetched yet. Fetch or delete episodes, or set journal.retention_spares_unexported to false"
+        f"not fetched yet, {room.fresh} ended or were fetched a moment ago and go later. Fetch or delete some, "
+        "or set journal.retention_spares_unexported to false"
     )

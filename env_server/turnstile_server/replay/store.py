@@ -229,16 +229,18 @@ class ReplayStore(ReplayFiles):
         ended = [name for name in self._written if name not in self._running]
         return min(ended, key=self._written.__getitem__, default=None)
 
-    async def trim(self, excess: int) -> None:
-        """Until ``excess`` bytes of the disk are free again, as far as ended episodes go."""
+    async def trim(self, excess: int) -> int:
+        """Until ``excess`` bytes of the disk are free again, as far as ended episodes go. Returns how many
+        episodes' states went."""
 
-        def trim() -> None:
-            wanted = self._used - excess
+        def trim() -> int:
+            wanted, gone = self._used - excess, 0
             while self._used > wanted and (oldest := self._oldest()) is not None:
                 self._drop(oldest)
+                gone += 1
+            return gone
 
-        if excess > 0:
-            await self._in_thread(trim)
+        return await self._in_thread(trim) if excess > 0 else 0
 
     async def sweep(self, lives: Callable[[str], bool]) -> None:
         """Those of episodes that do not live go."""
