@@ -15,7 +15,10 @@ from hosted_model import KEY, MODEL, HostedModel, Reply, serving
 from turnstile.models import Message, Sampling, Tool, ToolCall
 from turnstile_server.engines.registry import upstream_kind
 from turnstile_server.engines.upstream import engine as upstream_engine
+from turnstile_server.engines.upstream import outage
 from turnstile_server.engines.upstream.engine import UpstreamEngine
+from turnstile_server.engines.upstream.failures import UpstreamDown
+from turnstile_server.engines.upstream.outage import PROBE_EVERY_S, Outage
 from turnstile_server.engines.upstream.protocol import UpstreamCall, UpstreamFinish, UpstreamPiece
 from turnstile_server.errors import (
     ContextOverflow,
@@ -389,3 +392,61 @@ async def test_a_proxy_of_both_formats_is_taken_by_the_first() -> None:
     model = HostedModel("chat", [Reply("x", finish="stop")], lists_by_version=True)
     async with started(model) as engine:
         assert engine.capabilities.details == {"format": "Chat Completions"}
+
+
+def test_a_dead_server_is_asked_by_one_call_at_a_time() -> None:
+    outage = Outage()
+    assert (outage.refusal(0.0), outage.down) == (None, False)
+    outage.failed(began=0.0, now=15.0, said="refused")
+    outage.failed(began=1.0, now=16.0, said="refused again")
+    assert outage.down
+    refusal = outage.refusal(17.0)
+    assert refusal is not None
+    said, wait_s = refusal
+    assert "not answered for 17 s" in said
+    assert "refused again" in said
+    assert wait_s == 15.0 + PROBE_EVERY_S - 17.0
+    probes = [at for at in range(17, 47) if outage.refusal(float(at)) is None]
+    assert probes == [20, 25, 30, 35, 40, 45]
+    outage.answered(46.5)
+    assert (outage.refusal(47.0), outage.down) == (None, False)
+
+
+def test_a_server_that_answers_others_is_not_dead() -> None:
+    outage = Outage()
+    outage.answered(5.0)
+    outage.failed(began=1.0, now=16.0, said="503")
+    assert not outage.down
+    outage.failed(began=6.0, now=21.0, said="503")
+    assert outage.down
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("format_", FORMATS)
+async def test_calls_of_a_dead_server_fail_at_once_and_go_on_when_it_is_back(
+    format_: Format, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one probe has no further tries of the library's, and the first answer ends the outage for all."""
+    monkeypatch.setattr(upstream_engine, "RETRIES", 1)
+    dead = (503, "no healthy upstream")
+    model = HostedModel(format_, [dead])
+    async with started(model) as engine:
+        with pytest.raises(UpstreamDown):
+            await answered(engine)
+        asked = len(model.bodies)
+        assert asked == 2, "the first call tries again"
+        for _ in range(5):
+            with pytest.raises(EngineUnavailable, match="this call was not sent") as refused:
+                await answered(engine)
+            assert 0 < (refused.value.retry_after_s or 0) <= PROBE_EVERY_S
+        assert len(model.bodies) == asked
+        assert not (await engine.state()).ok
+        monkeypatch.setattr(outage, "PROBE_EVERY_S", 0.0)
+        engine._outage._next_probe = 0.0
+        with pytest.raises(UpstreamDown):
+            await answered(engine)
+        assert len(model.bodies) == asked + 1, "a probe tries once"
+        model.script[:] = [Reply("I am back.", finish=STOP[format_])]
+        assert (await answered(engine))[0].text == "I am back."
+        assert (await answered(engine))[0].text == "I am back."
+        assert (await engine.state()).ok

@@ -75,11 +75,12 @@ class ChatUpstream(UpstreamModel):
 
     async def _created(self, call: UpstreamCall) -> openai.AsyncStream[ChatCompletionChunk]:
         """The stream of the reply; a parameter that the server does not know is replaced, once and for all."""
+        client = self._client if call.tried_again else self._client.with_options(max_retries=0)
         while True:
             body = self._body(call)
             try:
                 messages = body.pop("messages")
-                return await self._client.chat.completions.create(
+                return await client.chat.completions.create(
                     model=self._model, messages=messages, stream=True, extra_body=body
                 )
             except openai.APIStatusError as error:

@@ -9,7 +9,9 @@ environment may be another server's.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import AsyncGenerator, Mapping
+from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
 import anthropic
@@ -28,8 +30,9 @@ from turnstile_server.engines.protocol import (
     UpstreamKind,
 )
 from turnstile_server.engines.upstream.chat import ChatUpstream
-from turnstile_server.engines.upstream.failures import too_slow
+from turnstile_server.engines.upstream.failures import UpstreamDown, too_slow
 from turnstile_server.engines.upstream.messages import MessagesUpstream
+from turnstile_server.engines.upstream.outage import Outage
 from turnstile_server.engines.upstream.protocol import (
     UNSAID_CONTEXT_LENGTH,
     UpstreamCall,
@@ -39,6 +42,7 @@ from turnstile_server.engines.upstream.protocol import (
 from turnstile_server.errors import (
     EngineProtocolError,
     EngineRefused,
+    EngineTimeout,
     EngineUnavailable,
     StartupError,
     TurnstileError,
@@ -49,7 +53,8 @@ _LOG = logging.getLogger(__name__)
 
 RETRIES: Final = 5
 """Further tries of the clients after 408, 409, 429, 5xx and lost connections, before the first byte of a reply;
-they wait between them as the server asks, or up to 8 s."""
+they wait between them as the server asks, or up to 8 s: some 15 s in all, and ``engine.connect_timeout_s`` more
+for each try where nothing answers at all."""
 
 ANTHROPIC_VERSION: Final = "2023-06-01"
 """The format's only version."""
@@ -80,6 +85,7 @@ class UpstreamEngine(Engine):
         self._model = model
         self._upstream: UpstreamModel | None = None
         self._running = 0
+        self._outage = Outage()
         self._trouble = ""
         """Why the last call could not be answered; empty: it could."""
 
@@ -121,8 +127,12 @@ class UpstreamEngine(Engine):
         )
 
     async def answer(self, call: UpstreamCall) -> AsyncGenerator[UpstreamPiece]:
-        """As ``UpstreamModel.answer``, within the engine's time limits."""
-        settings = self._settings
+        """As ``UpstreamModel.answer``, within the engine's time limits. While the server is known to be dead, most
+        calls fail at once (``outage``)."""
+        settings, outage, began = self._settings, self._outage, time.monotonic()
+        if (refusal := outage.refusal(began)) is not None:
+            raise UpstreamDown(refusal[0], retry_after_s=refusal[1])
+        call = replace(call, tried_again=not outage.down)
         within_s, setting = settings.first_chunk_timeout_s, "engine.first_chunk_timeout_s"
         pieces, chars = self._started.answer(call), 0
         self._running += 1
@@ -133,6 +143,7 @@ class UpstreamEngine(Engine):
                         piece = await anext(pieces, None)
                 except TimeoutError:
                     raise too_slow(within_s, setting) from None
+                outage.answered(time.monotonic())
                 if piece is None:
                     break
                 if piece.size:  # before that it may think for long, and say only that it goes on
@@ -145,6 +156,10 @@ class UpstreamEngine(Engine):
             self._trouble = ""
         except TurnstileError as error:
             self._trouble = error.message if error.retryable else ""
+            if isinstance(error, UpstreamDown):
+                outage.failed(began, time.monotonic(), error.message)
+            elif not isinstance(error, EngineTimeout):
+                outage.answered(time.monotonic())
             raise
         finally:
             self._running -= 1

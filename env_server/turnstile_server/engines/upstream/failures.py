@@ -25,6 +25,12 @@ _TOO_LONG: Final = re.compile(
 """How OpenAI, Anthropic, vLLM and SGLang say that a prompt leaves no room; only OpenAI has a code for it."""
 
 _MOST_CHARS = 1_000
+_GATEWAYS: Final = (502, 503, 504)
+"""What proxies answer for a server that they cannot reach. One that is only busy may say 503 too."""
+
+
+class UpstreamDown(EngineUnavailable):
+    """Nobody is there: no connection could be made, or a proxy could make none. Told like its base."""
 
 
 def refused(status: int, said: str, retry_after_s: float | None = None) -> TurnstileError:
@@ -32,6 +38,8 @@ def refused(status: int, said: str, retry_after_s: float | None = None) -> Turns
     said = said[:_MOST_CHARS]
     if status in (401, 402, 403):
         return EngineUnavailable(f"the upstream refuses this server's key ({status}): {said} (engine.api_key)")
+    if status in _GATEWAYS:
+        return UpstreamDown(f"the upstream is not there ({status}): {said}", retry_after_s=retry_after_s or 1.0)
     if status in (408, 409, 429) or status >= 500:
         return EngineUnavailable(
             f"the upstream cannot answer now ({status}): {said}", retry_after_s=retry_after_s or 1.0
@@ -45,7 +53,7 @@ def unreachable(error: Exception) -> TurnstileError:
     """The error of a connection that could not be made, or broke."""
     cause = error.__cause__ or error
     said = str(cause) or type(cause).__name__
-    return EngineUnavailable(f"the upstream cannot be reached: {said[:_MOST_CHARS]}", retry_after_s=1.0)
+    return UpstreamDown(f"the upstream cannot be reached: {said[:_MOST_CHARS]}", retry_after_s=1.0)
 
 
 def too_slow(within_s: float, setting: str) -> TurnstileError:

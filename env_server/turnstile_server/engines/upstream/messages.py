@@ -54,8 +54,9 @@ class MessagesUpstream(UpstreamModel):
 
     async def answer(self, call: UpstreamCall) -> AsyncGenerator[UpstreamPiece]:
         reply = _Reply(self._model)
+        client = self._client if call.tried_again else self._client.with_options(max_retries=0)
         try:
-            stream = await self._client.messages.create(**self._body(call), stream=True)
+            stream = await client.messages.create(**self._body(call), stream=True)
             async with stream:
                 async for event in stream:
                     yield reply.take(event)

@@ -16,7 +16,8 @@ says it: it answers itself for what is too long."""
 @dataclass(frozen=True, slots=True)
 class UpstreamCall:
     """One call of the hosted model. ``max_tokens``: of the reply. ``may_call`` False: the tools are offered, and
-    none may be called. ``forced_call``: the tool that must be, "" for any one."""
+    none may be called. ``forced_call``: the tool that must be, "" for any one. ``tried_again`` False: a
+    server that cannot be reached is asked once."""
 
     messages: tuple[Message, ...]
     tools: tuple[Tool, ...]
@@ -26,6 +27,7 @@ class UpstreamCall:
     may_call: bool = True
     forced_call: str | None = None
     json_schema: str | None = None
+    tried_again: bool = True
 
 
 @dataclass(frozen=True, slots=True)
