@@ -10,8 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnstile.models import Episode, EpisodeStatus, EpisodeTimings, ForkOrigin, Limits, Sampling, TaskRef
-from turnstile_server.episodes.archive import Archive, RecordTexts
+from turnstile.models import (
+    Episode,
+    EpisodeStatus,
+    EpisodeTimings,
+    ForkOrigin,
+    Limits,
+    Sampling,
+    TaskRef,
+    summary_of,
+)
+from turnstile_server.episodes.archive import Archive, RecordTexts, SummaryRows
 from turnstile_server.episodes.listing import EpisodeListing
 from turnstile_server.episodes.store import Stored
 
@@ -170,3 +179,27 @@ def test_an_ended_episode_costs_little_memory() -> None:
         tracemalloc.stop()
     assert len(instruction) > MOST_BYTES
     assert grown / 1000 < MOST_BYTES
+
+
+def test_the_rows_of_long_ago_are_the_same_and_found_by_their_time() -> None:
+    rows, plain = SummaryRows(most=3), SummaryRows()
+    made = [
+        summary_of(episode(number, tags=("a", "b"), metadata={"x": 1}, reward=0.5)).model_copy(
+            update={"created_at": 10.0 * number, "ended_s": 15.0}
+        )
+        for number in range(8)
+    ]
+    for row in made:
+        rows.put(row)
+        plain.put(row)
+    assert [rows.get(row.episode_id) for row in made] == made
+    for at in (0.0, 12.0, 33.0, 71.0, 200.0):
+        assert rows.alive_between(at, at) == plain.alive_between(at, at)
+    assert rows.alive_between(12.0, 12.0) == ["ep_1", "ep_0"]
+    changed = made[0].model_copy(update={"reward": 1.0})
+    rows.put(changed)
+    assert rows.get("ep_0") == changed, "an old one that was changed"
+    for gone in ("ep_0", "ep_1", "ep_7"):
+        rows.remove(gone)
+        assert rows.get(gone) is None
+    assert rows.alive_between(0.0, 1e9) == ["ep_6", "ep_5", "ep_4", "ep_3", "ep_2"]
