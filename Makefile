@@ -102,7 +102,7 @@ lint: $(INSTALLED)
 	$(BIN)/mypy examples/agents.py examples/bash_agent.py examples/external_agents.py examples/local.py examples/program.py examples/take_turns.py examples/scripted_policy.py examples/scripted/*.py examples/tiny_policy/*.py examples/grpo/*.py examples/harbor/compare.py examples/own_tools/*.py examples/parts/example_parts/*.py examples/trl_grpo/*.py scripts/*.py
 	$(BIN)/mypy benchmarks/agents_matrix/*.py
 	$(BIN)/mypy benchmarks/exactness/*.py
-	$(BIN)/mypy benchmarks/campaign/*.py benchmarks/soak.py
+	$(BIN)/mypy benchmarks/campaign/*.py benchmarks/soak.py benchmarks/ended_episodes.py
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/lock.py --check
 	$(BIN)/python scripts/settings_doc.py --check
