@@ -9,8 +9,8 @@ import pytest
 
 from turnstile_server import machine_share
 from turnstile_server.machine_share import ControlGroups, core_count, usable_cores, usable_memory_bytes
-from turnstile_server.sandboxes.machine import machine_resources
 from turnstile_server.settings import GradingSettings, Settings
+from turnstile_server.settings.machine import machine_resources
 from turnstile_server.workers.serve import worker_count
 
 
