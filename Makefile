@@ -26,7 +26,7 @@
 # make recorded-run  the run of real agents that the viewer's tests and pictures show (tests/ui/recorded), in Docker
 # make pictures  the viewer's pictures of the documentation, from that run (docs/pictures)
 # make campaign  random faults against a whole server, and a checker that holds agents, engine and export against each
-#               other: docs/campaign.md (MINUTES=5 SEED=1 BACKENDS="local local:2 docker" OUT=folder; :2 are workers)
+#               other: docs/campaign.md (MINUTES=5 SEED=1 BACKENDS="local:2 docker:2" OUT=folder; :2 are workers)
 # make harbor   Harbor's task folders played by `harbor run` and by Turnstile: equal rewards (HARBOR=program;
 #               RECORD=1 keeps Harbor's for the tests)
 # make lint     format, lint, types, import rules, lock

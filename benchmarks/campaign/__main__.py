@@ -1,6 +1,6 @@
 """Plays faults against a whole server and holds its export against what really happened.
 
-    python benchmarks/campaign [--minutes M] [--seed N] [--backends local[:N] docker] [--faults K] [--out FOLDER]
+    python benchmarks/campaign [--minutes M] [--seed N] [--backends local[:N] docker[:N]] [--faults K] [--out DIR]
 
 The faults, the agents' plans and what is damaged follow from the seed; their exact moments do not. ``--faults``
 stops after so many, to play the beginning of a campaign again. Prints a report, and writes it (``campaign.json``)
@@ -161,9 +161,11 @@ async def play(options: argparse.Namespace, folder: Path, mounts: bool) -> Repor
 
 
 def known_backend(text: str) -> str:
-    """``local``, ``local:N`` with N workers, or ``docker``. Raises ArgumentTypeError."""
-    if re.fullmatch(r"local(:[1-9])?|docker", text) is None:
-        raise argparse.ArgumentTypeError(f"{text} is neither local, local:N (of N workers, up to 9) nor docker")
+    """``local`` or ``docker``, or either ``:N`` with N workers. Raises ArgumentTypeError."""
+    if re.fullmatch(r"(local|docker)(:[1-9])?", text) is None:
+        raise argparse.ArgumentTypeError(
+            f"{text} is neither local nor docker, nor one of them with :N (N workers, up to 9)"
+        )
     return text
 
 

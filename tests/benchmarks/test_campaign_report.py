@@ -79,13 +79,13 @@ def test_the_last_lines_say_what_was_found_and_the_exit_code_says_whether(
 
 @pytest.mark.parametrize(
     ("text", "found"),
-    [("local", ("local", 1)), ("local:2", ("local", 2)), ("docker", ("docker", 1))],
+    [("local", ("local", 1)), ("local:2", ("local", 2)), ("docker", ("docker", 1)), ("docker:9", ("docker", 9))],
 )
 def test_a_backend_says_how_many_workers_there_are(text: str, found: tuple[str, int]) -> None:
     assert command.kind_of(command.known_backend(text)) == found
 
 
-@pytest.mark.parametrize("text", ["local:0", "local:10", "local:", "docker:2", "podman"])
+@pytest.mark.parametrize("text", ["local:0", "local:10", "local:", "docker:0", "podman:2", "podman"])
 def test_another_backend_is_refused(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError):
         command.known_backend(text)
