@@ -191,6 +191,25 @@ async def test_the_hosts_sockets_are_out_of_reach(sandbox: HelperSandbox) -> Non
     assert (await sandbox.exec(Command(("ls", "/run/turnstile/helper.sock")))).exit_code != 0
 
 
+async def test_the_list_of_sockets_names_no_folder_of_the_machine(sandbox: HelperSandbox, run_dir: Path) -> None:
+    """The server's ends of the sandbox's connections are in the sandbox's own list, as they were bound."""
+    script = """
+import socket
+with socket.socket(socket.AF_UNIX) as gate:
+    try:
+        gate.connect("/run/turnstile/gate.sock")
+    except FileNotFoundError:
+        pass  # carried: the server has no socket in there
+    print(open("/proc/net/unix").read())
+"""
+    listed = (await python(sandbox, script)).stdout.decode()
+    assert listed.startswith("Num ")
+    names = {line.split()[7] for line in listed.splitlines()[1:] if len(line.split()) > 7}
+    folders = ("/proc/self/fd/", "/run/turnstile/")
+    assert [name for name in names if not name.startswith(folders)] == []
+    assert run_dir.name not in listed
+
+
 async def test_the_system_cannot_be_written_to(sandbox: HelperSandbox) -> None:
     for path in (
         "/planted",

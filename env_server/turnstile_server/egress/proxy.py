@@ -24,7 +24,7 @@ from turnstile_server.egress.log import NetworkLog
 from turnstile_server.egress.refusal import NetworkRefused
 from turnstile_server.settings.egress import EgressSettings
 from turnstile_server.shortages import is_shortage
-from turnstile_server.unix_streams import serve_unix
+from turnstile_server.unix_streams import listener_for_sandbox, serve_unix
 
 _LOG = logging.getLogger(__name__)
 _SHORTAGE_S = 0.2
@@ -49,7 +49,7 @@ class EgressProxy:
     async def listen(self, path: Path) -> EgressListener:
         """Listens on a new Unix socket, to which any user may connect: the folder above guards it. Raises
         OSError."""
-        return EgressListener(await anyio.create_unix_listener(path, mode=0o666), self)
+        return EgressListener(await listener_for_sandbox(path), self)
 
     def budget(self) -> NetworkBudget:
         """A new sandbox's."""

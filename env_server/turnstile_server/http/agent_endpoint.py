@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import os
 import secrets
 import socket
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from uvicorn.server import ServerState
 from turnstile_server.http.acceptor import Acceptor
 from turnstile_server.http.connections import DEFAULT_LIMITS, ConnectionLimits, Connections, Seat
 from turnstile_server.http.http_protocol import BoundedHttp
+from turnstile_server.unix_streams import bound_for_sandbox
 
 _TOKEN_TIMEOUT_S = 10.0
 """Time for a new TCP connection to send its token; a tunnel sends it at once."""
@@ -59,11 +59,9 @@ class HttpAgentEndpoint:
 
     async def listen_unix(self, path: Path) -> HttpEpisodeListener:
         """See ``AgentEndpoint``."""
-        bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        bound = bound_for_sandbox(path)
         try:
-            bound.bind(str(path))
             bound.listen(self._max_connections)
-            os.chmod(path, 0o666)
         except OSError:
             bound.close()
             raise

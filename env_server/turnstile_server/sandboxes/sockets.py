@@ -26,7 +26,7 @@ from turnstile_server.sandboxes.helper.turnstile_helper import frames
 from turnstile_server.sandboxes.helper_client import HelperClient
 from turnstile_server.sandboxes.network import NETWORK_SOCKET, SandboxNetwork
 from turnstile_server.sandboxes.run_folder import remove_folder
-from turnstile_server.unix_streams import serve_unix
+from turnstile_server.unix_streams import listener_for_sandbox, serve_unix
 
 GATE_SOCKET = "gate.sock"
 HELPER_SOCKET = "helper.sock"
@@ -97,7 +97,7 @@ class SandboxSockets:
             self._gate = await self._agents.listen_unix(gate)
             if self.network is not None:
                 await self.network.open(self.folder)
-            listener = await anyio.create_unix_listener(helper, mode=0o666)
+            listener = await listener_for_sandbox(helper)
         except OSError as error:
             await self.close()
             raise SandboxUnavailable(f"no sockets could be made in {self.folder}: {error.strerror}") from error
