@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import threading
 import time
 from collections import Counter
@@ -68,6 +69,24 @@ def test_new_episodes_are_spread_and_each_is_told_its_worker_s_own_address(serve
         assert [each.call("hello")] == server.turns(each)
         server.http.post(f"/episodes/{each.episode_id}/cancel").raise_for_status()
     assert server.listed()[:8] == [each.episode_id for each in reversed(episodes)]
+
+
+@pytest.mark.parametrize(("path", "allowed"), [("/ui/x", "GET, HEAD"), ("/ui", "GET, HEAD"), ("/health", "GET")])
+def test_nothing_that_came_without_the_key_is_read_or_reaches_a_worker(
+    server: WholeServer, path: str, allowed: str
+) -> None:
+    """Its body never comes: who waited for it would hold room that callers with the key need."""
+    url = httpx.URL(server.url)
+    head = f"POST {path} HTTP/1.1\r\nHost: {url.host}\r\nContent-Length: 5000000\r\n\r\n"
+    with socket.create_connection((url.host, url.port or 80), WAIT_S) as stranger:
+        stranger.sendall(head.encode())
+        stranger.settimeout(5)
+        said = ""
+        while "allowed:" not in said:
+            said += stranger.recv(1 << 16).decode()
+    assert said.startswith("HTTP/1.1 405 ")
+    assert f"allow: {allowed}\r\n" in said
+    assert f"POST {path} is not allowed here" in said
 
 
 def test_a_group_is_one_worker_s_and_equal_creations_at_once_are_one_episode(server: WholeServer) -> None:

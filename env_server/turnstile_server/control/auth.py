@@ -103,7 +103,7 @@ class ControlKey:
     def _passes(self, scope: Scope, offered: str | None) -> bool:
         if self._key is None:
             return True
-        if offered is None and scope["type"] == "http" and _is_open(scope["path"]):
+        if offered is None and scope["type"] == "http" and is_open_path(scope["path"]):
             return True
         if offered is None:
             offered = _bearer(Headers(scope=scope).get("authorization", ""))
@@ -114,7 +114,8 @@ def _is_page(scope: Scope) -> bool:
     return is_viewer_path(scope["path"]) or (scope["path"] == ROOT_PATH and scope["method"] in ("GET", "HEAD"))
 
 
-def _is_open(path: str) -> bool:
+def is_open_path(path: str) -> bool:
+    """True if requests for this path pass without the key."""
     return path in OPEN_PATHS or path == ROOT_PATH or is_viewer_path(path)
 
 

@@ -54,7 +54,14 @@ def error_response(error: TurnstileError) -> Response:
         headers["retry-after"] = str(math.ceil(error.retry_after_s))
     if isinstance(error, Unauthorized):
         headers["www-authenticate"] = 'Bearer realm="turnstile control"'
+    if isinstance(error, MethodNotAllowed):
+        headers["allow"] = ", ".join(error.allowed)
     return Response(json.dumps({"error": body}, default=str), error.status, headers, media_type="application/json")
+
+
+def not_allowed(route: str, allowed: Sequence[str]) -> MethodNotAllowed:
+    """``route``: the method and the path that were asked for."""
+    return MethodNotAllowed(f"{route} is not allowed here; allowed: {', '.join(allowed)}.", allowed)
 
 
 def unprocessable(errors: Sequence[Mapping[str, Any]]) -> Unprocessable:
@@ -124,11 +131,7 @@ def _http_error(routes: Sequence[BaseRoute]) -> Callable[[Request, Exception], A
                 return error_response(NotFound(f"No such route: {route}."))
             case 405:
                 allowed = _methods(request, routes)
-                response = error_response(
-                    MethodNotAllowed(f"{route} is not allowed here; allowed: {', '.join(allowed)}.", allowed)
-                )
-                response.headers["allow"] = ", ".join(allowed)
-                return response
+                return error_response(not_allowed(route, allowed))
             case status:
                 return error_response(_BY_STATUS.get(status, TurnstileError)(str(error.detail)))
 

@@ -1,7 +1,8 @@
 """The control API of the process in front: its own routes, and everything else passed to the worker that has it.
 
 ``route_table`` says which is which. What must hold: a route of one server is a route here, with the same answers
-in the same shapes; nothing of ``/register`` is served to callers.
+in the same shapes; nothing of ``/register`` is served to callers; no request that passed without the key is read
+to its end, or sent to a worker with the key of this process.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from starlette.types import ASGIApp
 
 from turnstile.models import CLIENT_ID_PATTERN, LeaseState, LeaseTerm, LiveReport
 from turnstile_server.control.app import build_control_app
+from turnstile_server.control.auth import OPEN_PATHS, is_open_path
 from turnstile_server.control.body import JSON, read_model
 from turnstile_server.control.bounds import ControlBounds
+from turnstile_server.control.errors import not_allowed
 from turnstile_server.control.events import build_event_router
 from turnstile_server.control.openenv.routes import SESSION_HEADER
 from turnstile_server.control.overview_routes import build_overview_router
@@ -213,6 +216,8 @@ class _Forwarding:
             path = request.scope["path"]
             if path == PREFIX or path.startswith(f"{PREFIX}/"):
                 raise NotFound(f"No such route: {request.method} {path}.")
+            if is_open_path(path):  # the methods that are served are routes above
+                raise not_allowed(f"{request.method} {path}", ("GET",) if path in OPEN_PATHS else ("GET", "HEAD"))
             found = route_of(request.method, path)
             request.scope["route"] = _Template(found.template)
             return await self._answer(request, found)
