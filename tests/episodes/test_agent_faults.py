@@ -8,12 +8,16 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import anyio.to_thread
+import docker
 import pytest
 from agent_faults import AGENT_FAULTS, TABLE, AgentFault
-from light import SOLVE, TASK
+from light import SOLVE, TASK, TEST
 from test_whole_episodes import ended, played, server
 
+from turnstile_server.data_dir import owner_of
 from turnstile_server.demo.local_server import descendants
+from turnstile_server.sandboxes.docker.containers import OWNER_LABEL
 from waiting import wait_until
 
 pytestmark = pytest.mark.anyio
@@ -83,3 +87,39 @@ async def test_what_the_agent_cannot_cause_has_no_reward(tiny_model: Path, tmp_p
         shown = await ended(stage, created)
     assert (shown["status"], shown["reward"], shown["error"]["fault"]) == ("failed", None, "infrastructure"), shown
     assert shown["error"]["detail"] == {"death": "outside"}
+
+
+SLOW_TEST = TEST.replace("import unittest, answer", "import time, unittest, answer; time.sleep(60)")
+SLOW_TASK = {**TASK, "tests": {**TASK["tests"], "files": {"inline": {"test_answer.py": SLOW_TEST}}}}
+
+
+@pytest.mark.docker
+@pytest.mark.slow
+@pytest.mark.parametrize("while_it", ["running", "grading"])
+async def test_a_container_that_is_killed_from_outside_gives_no_reward_and_no_0(
+    tiny_model: Path, tmp_path: Path, docker_image: str, while_it: str
+) -> None:
+    """The agent's under good work, and the judge's: nothing tells what the work is worth."""
+    async with server(tiny_model, tmp_path, sandboxes={"kind": "docker", "docker_image": docker_image}) as stage:
+        task, stay = (TASK, "60") if while_it == "running" else (SLOW_TASK, "0")
+        created = await stage.episode(task=task, agent="light", env={"WORK": SOLVE, "STAY": stay})
+
+        async def is_over() -> bool:
+            """Kills whatever container is there, from the moment on that is asked for."""
+            shown = await stage.get(created)
+            if shown["stats"]["turns"] >= 2 and shown["status"] == while_it:
+                await anyio.to_thread.run_sync(_kill_containers, tmp_path)
+            return shown["timings"]["ended_s"] is not None
+
+        await wait_until(is_over)
+        shown = await ended(stage, created)
+        turns = (await stage.get(created, "/turns"))["turns"]
+    assert (shown["status"], shown["reward"], shown["error"]["fault"]) == ("failed", None, "infrastructure"), shown
+    assert (len(turns), shown["stats"]["turns"]) == (2, 2)
+
+
+def _kill_containers(folder: Path) -> None:
+    label = f"{OWNER_LABEL}={owner_of(folder / 'data')}"
+    for container in docker.from_env().containers.list(filters={"label": label}):
+        with contextlib.suppress(docker.errors.APIError):  # it is being removed
+            container.kill()

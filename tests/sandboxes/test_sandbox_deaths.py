@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from sandbox_providers import SPEC, Backend, children
 
+from turnstile.models import Fault
 from turnstile_server.errors import SandboxDeath, SandboxFailed, error_of_type
 from turnstile_server.sandboxes.background import BackgroundTasks
-from turnstile_server.sandboxes.docker.inspected import ContainerState
+from turnstile_server.sandboxes.docker.inspected import ContainerState, Image
+from turnstile_server.sandboxes.docker.launch import Launcher, NewSandbox
 from turnstile_server.sandboxes.endpoint import AgentEndpoint
 from turnstile_server.sandboxes.helper.turnstile_helper.frames import CONNECTION_LOST
 from turnstile_server.sandboxes.helper_sandbox import HelperSandbox
@@ -226,6 +229,40 @@ class TestWithoutControlGroups:
 )
 def test_a_container_shows_what_ended_it(state: ContainerState, death: SandboxDeath) -> None:
     assert state.death is death
+
+
+class _Engine:
+    """Knows one container, whose helper has said something."""
+
+    def __init__(self, state: ContainerState | None) -> None:
+        self._state = state
+
+    async def state(self, _container: str) -> ContainerState | None:
+        return self._state
+
+    async def log(self, _container: str) -> str:
+        return "no module"
+
+
+@pytest.mark.parametrize(
+    ("state", "fault", "said"),
+    [
+        (ContainerState(True, False, 0, False, ""), None, ""),
+        (ContainerState(False, False, 1, False, ""), Fault.TASK, "exit code 1): no module"),
+        (ContainerState(False, False, 137, True, ""), Fault.TASK, "exit code 137"),
+        (ContainerState(False, False, 137, False, ""), Fault.INFRASTRUCTURE, "from outside"),
+        (None, Fault.INFRASTRUCTURE, "removed from outside"),
+    ],
+)
+async def test_a_container_that_is_killed_before_its_helper_called_is_not_its_image_s_fault(
+    state: ContainerState | None, fault: Fault | None, said: str
+) -> None:
+    image = Image("sha256:1", (), "/bin", "amd64")
+    new = NewSandbox(SPEC, image, "task:1", "box", {}, {}, None)
+    launcher = Launcher(cast("Any", _Engine(state)), cast("Any", None), SandboxSettings())
+    ended = await launcher.early_end(new)
+    assert (ended.fault if ended is not None else None) is fault
+    assert ended is None or (said in ended.message and "task:1" in ended.message)
 
 
 def test_a_record_of_the_error_keeps_what_ended_the_sandbox() -> None:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import anyio
 
-from turnstile_server.errors import SandboxUnavailable, TaskFailed, TurnstileError
+from turnstile_server.errors import SandboxDeath, SandboxUnavailable, TaskFailed, TurnstileError
 from turnstile_server.runtimes.layout import PYTHON, TARGET
 from turnstile_server.runtimes.store import CarriedRuntime
 from turnstile_server.sandboxes.background import BackgroundTasks
@@ -100,17 +100,19 @@ class Launcher:
             await self.engine.remove(new.container)
         raise SandboxUnavailable("the engine's volumes with the server's files are removed again and again")
 
-    async def early_end(self, new: NewSandbox, said: str | None = None) -> TaskFailed | None:
-        """The failure of a container that has ended; None while it runs. ``said``: what its helper wrote to
-        standard error; None asks the engine."""
+    async def early_end(self, new: NewSandbox, said: str | None = None) -> TurnstileError | None:
+        """The failure of a container that has ended: its image's, unless something outside ended it. None while it
+        runs. ``said``: what its helper wrote to standard error; None asks the engine."""
         state = await self.engine.state(new.container)
-        if state is not None and state.running:
+        if state is None:
+            return SandboxUnavailable(f"a new container of {new.image_name} was removed from outside")
+        if state.running:
             return None
-        code = "it is gone" if state is None else f"exit code {state.exit_code}"
-        output = said or ""
-        if state is not None:
-            output = state.error or (await self.engine.log(new.container) if said is None else said)
-        return TaskFailed(f"the helper ended in a container of {new.image_name} ({code}): {output}")
+        output = state.error or (await self.engine.log(new.container) if said is None else said)
+        ended = f"in a container of {new.image_name} (exit code {state.exit_code}): {output}"
+        if state.death is SandboxDeath.OUTSIDE:
+            return SandboxUnavailable(f"the helper was ended from outside {ended}")
+        return TaskFailed(f"the helper ended {ended}")
 
 
 class Launch(Protocol):
@@ -203,7 +205,7 @@ class StreamLaunch:
         except SandboxUnavailable as error:
             raise await self._early_end(stream.errors) or error from error
 
-    async def _early_end(self, said: str) -> TaskFailed | None:
+    async def _early_end(self, said: str) -> TurnstileError | None:
         """The failure of a container that has ended; None where it still runs a while after its output ended."""
         for _ in range(_SETTLE_LOOKS):
             ended = await self._launcher.early_end(self._new, said)
