@@ -50,6 +50,7 @@ def test_one_host_has_one_form(written: str, normal: str) -> None:
         ),
         *("a b.org", "a\x00.org", "[fe80::1%eth0]", "fe80::1%eth0", "[::1", "a%2eorg"),
         *("a" * 64 + ".org", "a." * 127 + "org"),
+        *("１２７.0.0.1", "127。0。0。1", "①.0.0.1", "１２７.1", "［::1］"),
     ],
 )
 def test_what_a_resolver_could_read_as_an_address_is_no_name(disguise: str) -> None:

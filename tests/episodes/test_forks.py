@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -19,7 +20,7 @@ from light import TASK, light_work
 from turnstile import AsyncClient
 from turnstile.models import EpisodeStatus
 from turnstile_server.episodes.fork_point import CLEAR, running_processes
-from turnstile_server.errors import Conflict
+from turnstile_server.errors import Conflict, SandboxFailed
 from turnstile_server.sandboxes.protocol import Command
 from turnstile_server.settings import ToolSettings
 from turnstile_server.tools.toolbox import Toolbox
@@ -256,6 +257,47 @@ async def test_a_fork_begins_with_the_files_of_its_snapshot(
     for episode in (one, two, parent):
         assert (await stage.control.delete(f"/episodes/{episode['episode_id']}")).status_code == 204
     assert list((tmp_path / "data" / "snapshots").iterdir()) == [], "a snapshot goes with its episode"
+
+
+HOSTILE = """
+ln -s /home/tests tests; ln -s / root; ln -s /proc/1/root helper; ln -s loop loop; ln -s /home/harness ~/harness
+mkfifo pipe /tmp/pipe; touch -- -rf; python3 -c 'open(b"bad\\xff", "w"); open("new\\nline", "w")'
+(while true; do rm -rf swap; mkdir swap; rm -rf swap; ln -s /home/tests swap; done) > /dev/null 2>&1 &
+"""
+CALL = """
+import http.client, json, sys, urllib.parse
+url = urllib.parse.urlsplit(sys.argv[1])
+for episode, key in json.loads(sys.argv[2]):
+    connection = http.client.HTTPConnection(url.hostname, url.port, timeout=30)
+    connection.request("GET", f"/e/{episode}/v1/models", headers={"authorization": f"Bearer {key}"})
+    print(connection.getresponse().status)
+"""
+
+
+async def test_a_fork_has_its_snapshot_and_no_way_to_the_episode_that_it_continues(
+    files: tuple[Stage, dict[str, Any]],
+) -> None:
+    """Whatever lies in the folders, and while the other episode runs."""
+    stage, _ = files
+    parent = await stage.episode(task=TASK)
+    other = await sandbox_of(stage, parent)
+    await say(stage, parent, FIRST)
+    await run(other, HOSTILE)
+    snapshot = await stage.post(parent, "snapshot")
+    [child] = await fork(stage, parent, snapshot_id=snapshot["snapshot_id"])
+    own = await sandbox_of(stage, child)
+    found = await run(
+        own, "find . ~ /tmp -type p; for link in tests root helper loop ~/harness; do readlink $link; done"
+    )
+    assert found.split() == ["/home/tests", "/", "/proc/1/root", "loop", "/home/harness"], "links, and no pipe"
+    for closed in ("ls tests/", "ls helper/", "ls ~/harness/", "cat loop"):
+        with pytest.raises(SandboxFailed):
+            await run(own, f"{closed} | grep .")
+    assert await running_processes(own) == ()
+    keys = [(each["episode_id"], key["episode_key"]) for each in (parent, child) for key in (parent, child)]
+    command = ("python3", "-c", CALL, own.agent_url or "", json.dumps(keys))
+    said = (await own.exec(Command(command))).stdout.decode().split()
+    assert said == ["404", "404", "401", "200"], "this socket serves the fork, and the fork's key opens it"
 
 
 async def test_snapshots_are_bounded_and_swept(tiny_model: Path, tmp_path: Path) -> None:
