@@ -232,7 +232,7 @@ async def several(engine: EngineProcess, settings: Settings) -> AsyncIterator[Do
             links.append(WorkerLink(child, path, key, settings.workers))
         tasks = await stack.enter_async_context(anyio.create_task_group())
         stack.callback(tasks.cancel_scope.cancel)
-        router.workers = urls
+        router.workers, router.keys = urls, [KEYS] * WORKERS
         joined = await join_workers(settings, key, links, router, tasks, stack)
         control = bind("control", "127.0.0.1", 0)
         sockets.callback(control.close)

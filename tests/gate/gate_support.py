@@ -42,6 +42,7 @@ from turnstile_server.settings import RenderingSettings, Settings
 from turnstile_server.workers.division import worker_settings
 
 CONTEXT = 32_768
+STAGE_SECRET = b"s" * 32
 
 
 @dataclass
@@ -259,7 +260,7 @@ async def staged(
         if engine is None:
             engine = scripted_engine(model, context_length)
         renderer = _renderer(model, wanted.rendering.model_dump_json())
-        keys = EpisodeKeys(b"s" * 32)
+        keys = EpisodeKeys(STAGE_SECRET)
         parts = Parts(wanted, journal, renderer, lone(engine), keys, Metrics(), work, is_worker=worker is not None)
         apps = await assemble(parts, url_of(agent_socket), None, stack)
         tasks = await stack.enter_async_context(anyio.create_task_group())

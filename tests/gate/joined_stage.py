@@ -16,8 +16,9 @@ from typing import Any
 
 import anyio
 import httpx
-from gate_support import CONTEXT, Stage, scripted_engine, stage_settings, staged
+from gate_support import CONTEXT, STAGE_SECRET, Stage, scripted_engine, stage_settings, staged
 
+from turnstile_server.episodes.keys import EpisodeKeys
 from turnstile_server.http.connections import ConnectionLimits
 from turnstile_server.http.listeners import Listener, bind, url_of
 from turnstile_server.settings import GateSettings
@@ -71,6 +72,7 @@ async def joined(
             workers.append(await stack.enter_async_context(worker))
         links = [_link(number, each, data_dir) for number, each in enumerate(workers)]
         router.workers = [each.agent_url for each in workers]
+        router.keys = [EpisodeKeys(STAGE_SECRET)] * count
         tasks = await stack.enter_async_context(anyio.create_task_group())
         stack.callback(tasks.cancel_scope.cancel)
         front = await join_workers(wanted, None, links, router, tasks, stack)

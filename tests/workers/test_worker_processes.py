@@ -267,3 +267,29 @@ def test_agents_have_one_port_where_it_is_asked_for(tiny_model: Path, tmp_path: 
         stranger = httpx.post(f"{server.ready['agent_url']}/e/ep_none/v1/chat/completions", json={})
         assert stranger.status_code == 404
         assert server.stop() == 0
+
+
+@pytest.mark.thorough
+def test_a_flood_without_keys_at_the_one_port_cuts_no_agent_s_call(tiny_model: Path, tmp_path: Path) -> None:
+    variables = {"TURNSTILE_WORKERS__ONE_AGENT_PORT": "true", "TURNSTILE_GATE__MAX_CONNECTIONS": "16"}
+    with (
+        whole_server(tiny_model, tmp_path / "data", "--workers", "2", **variables) as server,
+        ExitStack() as flood,
+    ):
+        episode = server.create()
+        url = httpx.URL(episode.model_url)
+        body = {"model": "m", "max_tokens": 600, "messages": [{"role": "user", "content": "x"}]}
+        with ThreadPoolExecutor() as threads:
+            headers = {"authorization": f"Bearer {episode.key}"}
+            call = threads.submit(
+                httpx.post, f"{url}/v1/chat/completions", headers=headers, json=body, timeout=WAIT_S
+            )
+            time.sleep(0.5)
+            for number in range(60):
+                stranger = flood.enter_context(socket.create_connection((url.host, url.port or 80), WAIT_S))
+                if number % 2:
+                    stranger.sendall(f"POST {url.path}/v1/messages HTTP/1.1\r\nHost: x\r\n".encode())
+                    stranger.sendall(b"Content-Length: 9000\r\nAuthorization: Bearer guessed\r\n\r\n{")
+            assert not call.done()
+            assert call.result(WAIT_S).status_code == 200
+        assert server.stop() == 0

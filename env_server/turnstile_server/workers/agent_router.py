@@ -1,11 +1,13 @@
 """One port for the agents of all workers: passes each request to the worker that has the episode of its path.
 
 It costs each model call a hop, so it is there only where one port has to do (``workers.one_agent_port``). Bodies
-and answers pass as they come, streams event by event. It reads no key: the worker does.
+and answers pass as they come, streams event by event. The worker answers a wrong key. What must hold: a request
+with its episode's key keeps its place among the connections, whatever comes without one.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -17,9 +19,11 @@ from starlette.types import Receive, Scope, Send
 from yarl import URL
 
 from turnstile_server.control.errors import error_response
-from turnstile_server.errors import NotFound, TurnstileError
-from turnstile_server.http.connections import ConnectionLimits
+from turnstile_server.episodes.keys import EpisodeKeys
+from turnstile_server.errors import NotFound, TurnstileError, Unauthorized
+from turnstile_server.http.connections import ConnectionLimits, admit
 from turnstile_server.http.descriptors import connection_shares
+from turnstile_server.http.exchange import episode_key, first_headers
 from turnstile_server.http.listeners import Listener, bind, url_of
 from turnstile_server.http.stopping import Stopping
 from turnstile_server.settings import Settings
@@ -49,7 +53,7 @@ class AgentLink(WorkerLink):
 
 class AgentRouter:
     """An ASGI application behind a listener of its own. ``workers``: the addresses of their agent listeners, by
-    number."""
+    number. ``keys``: of their episodes, by number."""
 
     def __init__(self, settings: Settings, sockets: ExitStack) -> None:
         """Binds ``gate.port``. Raises StartupError."""
@@ -57,6 +61,7 @@ class AgentRouter:
         sockets.callback(bound.close)
         self.url = url_of(bound)
         self.workers: Sequence[str] = ()
+        self.keys: Sequence[EpisodeKeys] = ()
         self._links: dict[int, AgentLink] = {}
         self._crew: Crew | None = None
         self._listener = Listener(
@@ -104,7 +109,15 @@ class AgentRouter:
         owner = await self._crew.owner(found[1])
         if owner is None or owner.number not in self._links:
             raise NotFound(f"there is no episode {found[1]} that runs")
+        self._admit(scope, owner.number, found[1])
         return self._links[owner.number]
+
+    def _admit(self, scope: Scope, number: int, episode_id: str) -> None:
+        """Notes that a request has shown its episode's key, if it has."""
+        with contextlib.suppress(Unauthorized):
+            key = episode_key(first_headers(scope))
+            if self.keys[number].nonce(episode_id, key) is not None:
+                admit(scope)
 
 
 def _as_given(scope: Scope) -> Mapping[str, str]:

@@ -22,9 +22,10 @@ from starlette.types import ASGIApp
 
 from turnstile_server.control.agent_address import loopback_url
 from turnstile_server.control.auth import load_control_key
-from turnstile_server.data_dir import WORKERS
+from turnstile_server.data_dir import WORKERS, load_secret, worker_folder
 from turnstile_server.episodes.bounds import EpisodeBounds
 from turnstile_server.episodes.broadcast import Broadcast
+from turnstile_server.episodes.keys import EpisodeKeys
 from turnstile_server.errors import StartupError, TurnstileError
 from turnstile_server.http.listeners import bind, url_of
 from turnstile_server.http.starting import StartProgress
@@ -112,6 +113,9 @@ async def open_front(
         _LOG.info("the episodes of %d further workers, which are not started, can be read", len(old))
         children.append(places.archive(count, old, hub.changed))
     await _start_all(children, stack)
+    if places.router is not None:  # each worker has made its secret by now
+        folders = [worker_folder(settings.data_dir, number) for number in range(count)]
+        places.router.keys = [EpisodeKeys(load_secret(own_folder)) for own_folder in folders]
     links = [WorkerLink(child, places.paths[child.number], key, settings.workers) for child in children]
     joined = await join_workers(settings, key, links, places.router, tasks, stack)
     hub.join(joined.crew, joined.engine, tasks)
