@@ -175,6 +175,9 @@ async def test_no_network_is_reached(sandbox: HelperSandbox) -> None:
     assert result.stdout.count(b"refused") == len(addresses), result
     lookup = await python(sandbox, "import socket; print(socket.getaddrinfo('example.com', 80))")
     assert lookup.exit_code != 0
+    listed = await sandbox.exec(Command(("sh", "-c", "cat /etc/resolv.conf 2>/dev/null || true")))
+    told = {line.split()[-1] for line in listed.stdout.decode().splitlines() if line and not line.startswith("#")}
+    assert told <= {"127.0.0.1", "."}, "name servers and domains of the machine's network"
 
 
 async def test_the_hosts_sockets_are_out_of_reach(sandbox: HelperSandbox) -> None:

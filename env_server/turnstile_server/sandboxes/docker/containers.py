@@ -199,6 +199,9 @@ def _host(
     # Docker has no quota for a root that can be written to, on most disks: there the size of each file is bounded.
     return {
         "NetworkMode": "none",
+        # Without them a container has the machine's own list of name servers and domains to search.
+        "Dns": ["127.0.0.1"],
+        "DnsSearch": ["."],
         "Memory": limits.memory_bytes,
         "MemorySwap": limits.memory_bytes,
         "NanoCpus": round(limits.cpus * 1e9),
