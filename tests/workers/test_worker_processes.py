@@ -24,6 +24,8 @@ from turnstile_server.journal.protocol import RecordType
 from turnstile_server.journal.reading import ReadOnlyJournal
 from turnstile_server.offline_app import open_offline_app
 from turnstile_server.settings import Settings
+from turnstile_server.testing.world_play import WorldAgent, play_agent
+from turnstile_server.workers.socket_folder import NOTE
 from waiting import wait_until_sync
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -292,4 +294,49 @@ def test_a_flood_without_keys_at_the_one_port_cuts_no_agent_s_call(tiny_model: P
                     stranger.sendall(b"Content-Length: 9000\r\nAuthorization: Bearer guessed\r\n\r\n{")
             assert not call.done()
             assert call.result(WAIT_S).status_code == 200
+        assert server.stop() == 0
+
+
+PROBE = """
+import glob, json, os, socket, sys
+for path in ["/run/turnstile/gate.sock", *glob.glob("/tmp/turnstile-w-*/*"), *sys.argv[2:]]:
+    with socket.socket(socket.AF_UNIX if path[0] == "/" else socket.AF_INET) as server:
+        server.settimeout(20)
+        try:
+            server.connect(path if path[0] == "/" else ("127.0.0.1", int(path)))
+            server.sendall(f"GET {sys.argv[1]} HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n".encode())
+            print(path, server.recv(100).split(b"\\r\\n")[0].decode())
+        except OSError as error:
+            print(path, type(error).__name__)
+"""
+
+
+async def bash(episode: Played, command: str) -> str:
+    """Runs a command in the episode's sandbox, as its agent's tool does."""
+    said: list[str] = []
+
+    async def agent(agent: WorldAgent) -> None:
+        said.append((await agent.call("bash", command=command)).text)
+
+    await play_agent(agent, command, f"{episode.model_url}/mcp", episode.key)
+    return said[0]
+
+
+@pytest.mark.thorough
+def test_no_sandbox_reaches_the_sockets_between_the_workers(tiny_model: Path, tmp_path: Path) -> None:
+    """By their paths, by the servers' ports, or through its own socket to the gate."""
+    with whole_server(tiny_model, tmp_path / "data", "--workers", "2", "--sandbox", "local") as server:
+        folder = Path((tmp_path / "data" / "workers" / NOTE).read_text())
+        inner = sorted(str(path) for path in folder.iterdir())
+        assert len(inner) == 2
+        urls = [server.url, *(worker["agent_url"] for worker in server.ready["workers"])]
+        ports = [str(httpx.URL(url).port) for url in urls]
+        episode = server.create(task={"instruction": "look", "base": {"inline": {"probe.py": PROBE}}})
+        wait_until_sync(lambda: server.get(f"/episodes/{episode.episode_id}")["status"] == "running")
+        for target in ("/register/state", "/episodes"):
+            said = asyncio.run(bash(episode, " ".join(["python3 probe.py", target, *inner, *ports])))
+            answers = dict(line.split(" ", 1) for line in said.splitlines() if line.startswith(("/", *ports)))
+            assert answers.pop("/run/turnstile/gate.sock") == "HTTP/1.1 404 Not Found"
+            assert set(answers) == {*inner, *ports}
+            assert set(answers.values()) <= {"FileNotFoundError", "ConnectionRefusedError"}
         assert server.stop() == 0
