@@ -385,6 +385,8 @@ async def test_servers_that_cannot_be_used_are_left_out_and_told(
         await run.collect(client, ["a"] * 5, max_concurrent=5)
         found = {each.url: each for each in await client.servers()}
     run.once_each(5)
+    if twin.created:  # of two that say the same the first to answer is used
+        fine, twin = twin, fine
     assert [len(each.created) for each in (fine, strange, older, keyed, twin)] == [5, 0, 0, 0, 0]
     assert found[fine.url].state == "ready"
     for each, said in (

@@ -342,7 +342,8 @@ async def test_the_runners_tests_and_programs_are_not_to_be_written_by_who_runs_
 
 
 def test_two_works_for_each_core_are_judged_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 2, 5})
+    resources = {"cpus": 3.0, "memory_mb": 4096.0, "pids": 4096.0}
+    monkeypatch.setattr("turnstile_server.settings.episodes.machine_resources", lambda: resources)
     assert (GradingSettings().places, GradingSettings(parallel=1).places) == (6, 1)
 
 
