@@ -107,3 +107,39 @@ async def test_a_file_is_what_the_work_wrote(provider: Watched, test: str, how: 
         return
     failed = {one["id"] for one in grade.detail["tests"].get("failed", ())}
     assert failed == (set() if reward else {f"test_hidden.Hidden.test_{test}"})
+
+
+async def test_an_object_that_is_a_path_is_asked_once(provider: Watched) -> None:
+    """Else it is a harmless path when it is looked at, and another one when it is opened."""
+    made = """
+import os
+class Path:
+    def __init__(self, *paths):
+        self.paths = list(paths)
+    def __fspath__(self):
+        return self.paths.pop(0) if len(self.paths) > 1 else self.paths[0]
+def write(path, number):
+    if os.path.lexists(path):
+        os.unlink(path)
+    os.symlink(f"/proc/self/fd/{number}", path)
+    return Path("/etc/hostname", os.path.abspath(path))
+"""
+    hidden = """
+import pathlib, unittest
+from mathx import write
+EXPECTED = pathlib.Path(__file__).with_name("expected.txt")
+class Hidden(unittest.TestCase):
+    def test_once(self):
+        with open(EXPECTED) as want:
+            try:
+                said = open(write("out.txt", want.fileno())).read()
+            except OSError:
+                return
+            self.assertNotEqual(said, EXPECTED.read_text())
+"""
+    tests = {
+        "files": {"inline": {"test_hidden.py": hidden, "expected.txt": "5\n"}},
+        "expected": ["test_hidden.Hidden.test_once"],
+    }
+    grade = await grader(provider).grade(the_task(tests=tests), work({"mathx/__init__.py": made}))
+    assert grade.reward == 1.0, grade.detail

@@ -43,9 +43,14 @@ def read_no_other(folders: tuple[str, ...], own: tuple[str, ...]) -> None:
         raise OSError(errno.ELOOP, "it leads out of the work's folders", path)
 
     def is_asked(file: Any) -> bool:
-        return not isinstance(file, int) and is_theirs(abspath(fsdecode(fspath(file))) + "/")
+        return not isinstance(file, int) and is_theirs(abspath(fsdecode(file)) + "/")
+
+    def path_of(file: Any) -> Any:
+        """Once: an object of the work that is a path could be another one the next time."""
+        return file if isinstance(file, int) else fspath(file)
 
     def os_open(path: Any, flags: int, mode: int = 0o777, *, dir_fd: Any = None) -> int:
+        path = path_of(path)
         descriptor = plain_os_open(path, flags, mode, dir_fd=dir_fd)
         if flags & _NAMELESS == _NAMELESS:
             nameless.add(descriptor)
@@ -64,6 +69,7 @@ def read_no_other(folders: tuple[str, ...], own: tuple[str, ...]) -> None:
             closefd: bool = True,
             opener: Any = None,
         ) -> Any:
+            file = path_of(file)
             if is_asked(file):
 
                 def look(path: Any, flags: int) -> int:
