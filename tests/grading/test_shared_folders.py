@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from turnstile_server.grading.inside.apart import folders as folders_module
 from turnstile_server.grading.inside.apart.folders import SharedFolders
 from turnstile_server.grading.inside.apart.wire import WireBroken
 
@@ -229,3 +230,28 @@ def test_what_is_no_change_is_an_error_or_nothing(tmp_path: Path, header: dict[s
     with suppress(KeyError, TypeError, ValueError, WireBroken):
         folders.take(header, b"")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_is_still_coming_is_not_told_back(tmp_path: Path) -> None:
+    told = Told()
+    folders = SharedFolders([str(tmp_path)], told, own=False)  # type: ignore[arg-type]
+    folders.take({"do": "file", "path": str(tmp_path / "a"), "mode": 0o644, "mtime_ns": 0, "last": False}, b"a")
+    folders.send_changes()
+    assert [header["do"] for header, _ in told.sent] == ["changed"]
+
+
+def test_links_in_a_circle_end_and_many_paths_behind_links_are_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folders_module, "_MOST_BEHIND_LINKS", 20)
+    told = Told()
+    folders = SharedFolders([str(tmp_path)], told, own=False)  # type: ignore[arg-type]
+    (tmp_path / "many").mkdir()
+    for number in range(50):
+        (tmp_path / "many" / str(number)).write_text("")
+    (tmp_path / "many" / "circle").symlink_to(".")
+    (tmp_path / "way").symlink_to("many")
+    folders.send_changes()
+    paths = [header.get("path", "") for header, _ in told.sent]
+    assert sum("/way" in path or "/circle" in path for path in paths) == 20
+    assert sum("/many/" in path and "/circle" not in path for path in paths) == 50

@@ -29,7 +29,6 @@ from typing import Any, Optional
 
 from ..launch import VARIABLE  # noqa: TID252 - there is no turnstile_server inside
 from .folders import CHANGES, SharedFolders
-from .pace import keep_equal
 from .wire import CHUNK, Wire, WireBroken, standard_wire
 
 _CANNOT_RUN, _NOT_THERE = 126, 127
@@ -196,7 +195,7 @@ class _Launched:
             helpers.append(threading.Thread(target=self._feed, args=(kind == "file",), daemon=True))
         for thread in helpers:
             thread.start()
-        with keep_equal(self._folders):
+        with self._folders.kept_equal():
             end = self._end.get()
         os.write(self._wake, b"..")
         self._wire.let_go(self._number)

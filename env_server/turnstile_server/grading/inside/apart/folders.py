@@ -18,13 +18,16 @@ import os
 import secrets
 import stat
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
-from .wire import CHUNK, FILES, Wire
+from .wire import CHUNK, FILES, Wire, WireBroken
 
 _READABLE, _PASSABLE = stat.S_IROTH, stat.S_IXOTH
 _MOST_PATH = 4096
+_SHORTEST_PAUSE_S, _SHARE = 0.5, 0.1
+"""Between two looks while a program runs, and most of the time that they take."""
 _MOST_BEHIND_LINKS = 10_000
 """Paths that are told of what lies behind links to folders."""
 CHANGES = frozenset(("file", "dir", "link", "gone", "changed"))
@@ -60,10 +63,10 @@ class SharedFolders:
         self._own = own
         self._lock = threading.Lock()
         self._sending = threading.Lock()
-        self._known: dict[str, _Entry] = {}
-        self._known = self._scan(everything=True)
         self._coming: dict[str, tuple[int, str]] = {}
         """Files that arrive in parts: descriptor and temporary path."""
+        self._known: dict[str, _Entry] = {}
+        self._known = self._scan(everything=True)
 
     def send_changes(self) -> None:
         """Tells the other side what changed here, and that this is all. Raises WireBroken."""
@@ -82,6 +85,28 @@ class SharedFolders:
             for path in changed:  # folders come before what is in them
                 self._send(path, found[path])
             self._wire.send("changed")
+
+    @contextlib.contextmanager
+    def kept_equal(self) -> Iterator[None]:
+        """Tells changes now and then until the block ends: a server's log, a file that is waited for."""
+        over = threading.Event()
+        thread = threading.Thread(target=self._keep_equal, args=(over,), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+    def _keep_equal(self, over: threading.Event) -> None:
+        pause = _SHORTEST_PAUSE_S
+        while not over.wait(pause):
+            began = time.monotonic()
+            try:
+                self.send_changes()
+            except WireBroken:
+                return
+            pause = max(_SHORTEST_PAUSE_S, (time.monotonic() - began) / _SHARE)
 
     def take(self, header: Mapping[str, Any], payload: bytes) -> None:
         """One change of the other side's. What may not be is passed over."""
@@ -114,10 +139,14 @@ class SharedFolders:
             with contextlib.suppress(OSError), os.scandir(folder) as entries:
                 for each in sorted(entries, key=lambda one: one.name):
                     seen = self._look(each, everything)
-                    if seen is None or seen.number in above or behind_links > _MOST_BEHIND_LINKS:
+                    if seen is None:
                         continue
-                    behind = above | {seen.number} if above or seen.by_link else above
-                    behind_links += bool(behind)
+                    behind = above
+                    if above or seen.by_link:
+                        if seen.number in above or behind_links >= _MOST_BEHIND_LINKS:
+                            continue
+                        behind_links += 1
+                        behind = above | {seen.number}
                     found[each.path] = seen.entry
                     if seen.entry.kind == "dir":
                         waiting.append((each.path, behind))
@@ -126,6 +155,8 @@ class SharedFolders:
     def _look(self, each: os.DirEntry[str], everything: bool) -> Optional[_Seen]:  # noqa: UP045
         """None for what is not told."""
         path = each.path
+        if any(path == place for _, place in self._coming.values()):
+            return None
         try:
             seen = _seen(path, each.stat(follow_symlinks=False))
             is_link = seen is not None and seen.entry.kind == "link" and not (self._own or everything)

@@ -26,7 +26,6 @@ from ..launch import (  # noqa: TID252 - there is no turnstile_server inside
     sweep,
 )
 from .folders import CHANGES, SharedFolders
-from .pace import keep_equal
 from .wire import CHUNK, Wire, WireBroken, standard_wire
 
 _GRACE_S = 0.25
@@ -78,8 +77,8 @@ class _Program:
         self._folders = folders
         self._over = over
         self._input: queue.SimpleQueue[Optional[bytes]] = queue.SimpleQueue()  # noqa: UP045
-        self._unread = {stream: os.pipe() for stream in (1, 2)}
-        """By stream: becomes readable when nobody reads it on the check's side."""
+        self._unread: set[int] = set()
+        """Streams that nobody reads any more on the check's side."""
         self._launched: Optional[Launched] = None  # noqa: UP045
         self._killed = threading.Event()
         self._ended = threading.Event()
@@ -92,7 +91,7 @@ class _Program:
         elif do == "end" and header["s"] == 0:
             self._input.put(None)
         elif do == "end":
-            os.write(self._unread[header["s"]][1], b".")
+            self._unread.add(header["s"])
         elif do == "kill":
             self._killed.set()
             self._input.put(None)
@@ -107,7 +106,7 @@ class _Program:
                 sweep()
                 end = {"exit_code": 0, "timed_out": False}
             else:
-                with keep_equal(self._folders):
+                with self._folders.kept_equal():
                     end = self._run()
                 self._folders.send_changes()
         except (CannotLaunch, OSError) as error:
@@ -117,9 +116,6 @@ class _Program:
         self._over(self._number)
         with contextlib.suppress(WireBroken):
             self._wire.send("ended", n=self._number, **end)
-        for ends in self._unread.values():
-            for fd in ends:
-                os.close(fd)
         self._wire.forget(self._number)
 
     def _run(self) -> dict[str, Any]:
@@ -133,6 +129,7 @@ class _Program:
                 for fd, stream in ((out, 1), (err, 2))
                 if fd >= 0
             ]
+            feeder = threading.Thread(target=self._feed, args=(feed,), daemon=True)
             try:
                 self._launched = launch(
                     request["argv"],
@@ -146,18 +143,16 @@ class _Program:
                     os.close(fd)
                 for reader in readers:
                     reader.start()
+                feeder.start()
             if self._killed.is_set():
                 self._launched.kill()
-            feeder = threading.Thread(target=self._feed, args=(feed,), daemon=True)
-            feeder.start()
             try:
                 answer = self._launched.wait()
             finally:
                 self._ended.set()
                 self._input.put(None)
-                for reader in readers:
-                    reader.join()
-                feeder.join()
+                for thread in (*readers, feeder):
+                    thread.join()
             consumed = os.lseek(stdin, 0, os.SEEK_CUR) if request["stdin"] == "file" else 0
             return {"exit_code": answer["exit_code"], "timed_out": answer["timed_out"], "consumed": consumed}
 
@@ -203,14 +198,11 @@ class _Program:
         os.close(feed)
 
     def _read(self, fd: int, stream: int) -> None:
-        unread = self._unread[stream][0]
         left = _MOST_LEFT
         with contextlib.suppress(WireBroken):
-            while True:
+            while stream not in self._unread:
                 ended = self._ended.is_set()
-                readable, _, _ = select.select([fd, unread], [], [], _GRACE_S)
-                if unread in readable:
-                    break
+                readable, _, _ = select.select([fd], [], [], _GRACE_S)
                 if fd in readable:
                     data = os.read(fd, CHUNK)
                     if not data:
