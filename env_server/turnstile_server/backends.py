@@ -182,7 +182,7 @@ async def started_sandboxes(settings: Settings) -> AsyncIterator[SandboxProvider
         egress = EgressProxy(settings.egress)
         provider = create_provider(
             ProviderSetup(
-                settings.sandboxes, run_dir, run_dir.name, egress, runtimes=runtimes_of(settings), passing=True
+                settings.sandboxes, run_dir, run_dir.name, egress, runtimes=runtimes_of(settings), ephemeral=True
             )
         )
         async with BackgroundTasks() as background:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 from grading_support import Watched, grader, the_task, work
 
+from turnstile_server.errors import TaskFailed
+from turnstile_server.grading import judged_copy
+from turnstile_server.grading.apart import _MOST_WAITING, _Lane
 from turnstile_server.grading.protocol import Grade
+from turnstile_server.tasks.model import Task
 
 pytestmark = pytest.mark.anyio
 
@@ -28,7 +33,7 @@ WORKS = {
 }
 
 
-def checked(**files: str) -> object:
+def checked(**files: str) -> Task:
     """A task whose check is ``check.sh``, or ``check.py``."""
     program = ["python3", "{tests}/check.py"] if "check_py" in files else ["sh", "{tests}/check.sh"]
     inline = {name.replace("_", "."): text for name, text in files.items()}
@@ -44,7 +49,7 @@ def checked(**files: str) -> object:
 
 
 async def graded(provider: Watched, works: Mapping[str, str | tuple[str, str]], **files: str) -> Grade:
-    return await grader(provider).grade(checked(**files), work(works))  # type: ignore[arg-type]
+    return await grader(provider).grade(checked(**files), work(works))
 
 
 CHECK = r"""
@@ -180,6 +185,38 @@ async def test_no_program_of_the_work_says_what_is_read_of_it(provider: Watched,
     honest = "mkdir -p have; echo $(($1 + $2)) | tee have/n > out.txt; cat out.txt\n"
     grade = await graded(provider, {"sum.sh": honest}, **files)
     assert grade.reward == 1.0, grade.detail["tests"]["output"]
+
+
+async def test_both_copies_are_made_at_once_and_a_set_up_that_fails_is_told_as_itself(
+    provider: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_now, most = 0, 0
+    prepare = judged_copy.prepare_workspace
+
+    async def counted(*args: Any) -> None:
+        nonlocal open_now, most
+        open_now += 1
+        most = max(most, open_now)
+        try:
+            await prepare(*args)
+        finally:
+            open_now -= 1
+
+    monkeypatch.setattr(judged_copy, "prepare_workspace", counted)
+    await graded(provider, {}, check_sh='"$AS_WORK" true\n')
+    assert (most, open_now) == (2, 0)
+    task = checked(check_sh='"$AS_WORK" true\n').model_copy(update={"setup": ("exit 3",)})
+    with pytest.raises(TaskFailed, match="ended 3"):
+        await grader(provider).grade(task, work({}))
+    assert provider.left == 0
+
+
+async def test_too_much_that_waits_ends_the_lane() -> None:
+    lane = _Lane()
+    lane.put(b"x")
+    lane.put(bytes(_MOST_WAITING))
+    lane.put(b"late")
+    assert (await lane.get(), await lane.get()) == (b"x", b"")
 
 
 async def test_a_command_that_launches_nothing_has_one_sandbox(provider: Watched) -> None:

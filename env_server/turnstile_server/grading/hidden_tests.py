@@ -148,6 +148,7 @@ class _HiddenTestsJudge:
         self._bounds = tools.settings.bounds_of(GradingBounds)
         self._git_history_timeout_s = tools.tasks.git_history_timeout_s
         self.protected = tests.protected
+        self._archive: bytes | None = None
         self._second: Sandbox | None = None
         """Where the work's programs run, apart from the command that judges them."""
 
@@ -157,8 +158,7 @@ class _HiddenTestsJudge:
         tests = self._tests
         if tests.runner != "command" or tests.trust != "boundary":
             return False
-        archive = await anyio.to_thread.run_sync(self._copies.pack, tests.files)
-        text = archive + "\n".join(tests.command).encode()
+        text = await self._packed() + "\n".join(tests.command).encode()
         return any(name in text for name in _LAUNCHING)
 
     def take_second(self, sandbox: Sandbox) -> None:
@@ -234,6 +234,7 @@ class _HiddenTestsJudge:
         if tests.trust == "boundary" and not sandbox.can_launch:
             return HiddenTestsVerdict(False, fault=NO_LAUNCHER)
         nonce = secrets.token_bytes(32)
+        may_repeat = tests.trust == "boundary" and not tests.in_place
         config = {
             "nonce": nonce.hex(),
             "runner": tests.runner,
@@ -253,15 +254,22 @@ class _HiddenTestsJudge:
                 user=User.TESTS,
                 launches=User.WORK if tests.trust == "boundary" else None,
                 stdin=json.dumps(config).encode(),
-                timeout_s=(1 if tests.in_place else 2) * tests.timeout_s + self._bounds.runner_grace_s,
+                # A second run of the tests has as much time (``run_tests.outcomes_of``).
+                timeout_s=(2 if may_repeat else 1) * tests.timeout_s + self._bounds.runner_grace_s,
                 max_output_bytes=RESULT_BYTES,
             )
         )
         return read_tests(result, tests.expected, nonce)
 
+    async def _packed(self) -> bytes:
+        """The files of the tests. Raises TaskFailed."""
+        if self._archive is None:
+            self._archive = await anyio.to_thread.run_sync(self._copies.pack, self._tests.files)
+        return self._archive
+
     async def _put_tests(self, sandbox: Sandbox, tests: HiddenTests, folder: str) -> None:
         """Raises FileProblem."""
-        archive = await anyio.to_thread.run_sync(self._copies.pack, tests.files)
+        archive = await self._packed()
         if tests.trust == "boundary":
             parent, name = HIDDEN.rsplit("/", 1)
             closed = await anyio.to_thread.run_sync(private, archive, f"{name}{folder[len(HIDDEN) :]}")

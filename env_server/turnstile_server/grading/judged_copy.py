@@ -15,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 import anyio
@@ -23,7 +24,14 @@ import anyio.to_thread
 from turnstile.models import SpanKind
 from turnstile_server.egress.log import NetworkLog
 from turnstile_server.egress.policy import NetworkPhase
-from turnstile_server.errors import FileProblem, SandboxDeath, SandboxFailed, SandboxUnavailable, TaskFailed
+from turnstile_server.errors import (
+    FileProblem,
+    SandboxDeath,
+    SandboxFailed,
+    SandboxUnavailable,
+    TaskFailed,
+    TurnstileError,
+)
 from turnstile_server.grading.bounds import GradingBounds
 from turnstile_server.grading.digest import GraderDigests
 from turnstile_server.grading.programs import PLACE, PROGRAMS, SHARED, pack_programs, python_of
@@ -157,14 +165,13 @@ class JudgedCopies:
                     for _ in range(1 if take_second is None else 2)
                 ]
             with nested(span, SpanKind.FILES, "task"):
-                for sandbox in copies:
-                    await self._prepare(sandbox, task, judge, log)
+                await _at_once([partial(self._prepare, sandbox, task, judge, log) for sandbox in copies])
             attempt.with_work = True
             with nested(span, SpanKind.FILES, "diff"):
-                for sandbox in reversed(copies):
+                for sandbox in copies:
                     diff = await self._apply_diff(sandbox, task, judge, work.archive or b"")
-            if not diff.applied:
-                return Component(0.0, {"diff": dict(diff.detail)}, diff.summary, spoiled=True)
+                    if not diff.applied:
+                        return Component(0.0, {"diff": dict(diff.detail)}, diff.summary, spoiled=True)
             for sandbox in copies:
                 sandbox.enter_phase(NetworkPhase.TESTS, log)
             if take_second is not None:
@@ -275,6 +282,24 @@ class JudgedCopies:
     def pack(self, files: Files) -> bytes:
         """The task's files as a tar. Raises TaskFailed."""
         return archive_of(files, self._task_settings)
+
+
+async def _at_once(calls: Sequence[Callable[[], Awaitable[None]]]) -> None:
+    """Raises what the first raised that failed, when the others have ended: not in a group."""
+    errors: list[TurnstileError] = []
+    async with anyio.create_task_group() as group:
+
+        async def run(call: Callable[[], Awaitable[None]]) -> None:
+            try:
+                await call()
+            except TurnstileError as error:
+                errors.append(error)
+                group.cancel_scope.cancel()
+
+        for call in calls:
+            group.start_soon(run, call)
+    if errors:
+        raise errors[0]
 
 
 class _Pairs:

@@ -279,7 +279,7 @@ class ProviderSetup:
     """Files and folders of this machine that no sandbox may show: hidden tests, the server's data."""
     runtimes: RuntimeStore | None = None
     """The store that makes the runtime for containers; None: they get none."""
-    passing: bool = False
+    ephemeral: bool = False
     """This owner does not come back: what it keeps for a next start (copies of folders) goes at its end."""
 
 

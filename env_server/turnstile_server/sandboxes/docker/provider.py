@@ -65,7 +65,7 @@ class DockerProvider:
 
     ``run_dir`` and ``owner``: see ``ProviderSetup``. ``needs_image``: ``start`` fails without the default image.
     ``known_images``: by image id whether its Python runs the helper, for providers that share the results.
-    ``egress`` and ``passing``: see ``ProviderSetup``. ``runtimes``: makes the runtime that sandboxes are given;
+    ``egress`` and ``ephemeral``: see ``ProviderSetup``. ``runtimes``: makes the runtime that sandboxes are given;
     None: all run on their images' Python.
     """
 
@@ -83,9 +83,9 @@ class DockerProvider:
         known_images: dict[str, bool] | None = None,
         egress: EgressProxy | None = None,
         runtimes: RuntimeStore | None = None,
-        passing: bool = False,
+        ephemeral: bool = False,
     ) -> None:
-        self._passing = passing
+        self._ephemeral = ephemeral
         self._settings = settings
         self._egress = egress
         self._uids = UidSets(settings, from_range=False)
@@ -133,7 +133,7 @@ class DockerProvider:
             needs_image=needs_image,
             egress=setup.egress,
             runtimes=setup.runtimes,
-            passing=setup.passing,
+            ephemeral=setup.ephemeral,
         )
 
     @property
@@ -238,7 +238,7 @@ class DockerProvider:
         try:
             if started:
                 await self._sweep()
-                if self._passing:
+                if self._ephemeral:
                     await self._volumes.sweep(all_of_them=True)
         except SandboxUnavailable as error:
             log.warning("containers may be left for the next start to remove: %s", error.message)
