@@ -53,7 +53,7 @@ async def server_of(model: HostedModel, data_dir: Path) -> AsyncIterator[str]:
 
 async def one_call(handle: AsyncEpisodeHandle) -> None:
     """An agent that asks once."""
-    async with httpx.AsyncClient(headers={"authorization": f"Bearer {handle.episode_key}"}) as http:
+    async with httpx.AsyncClient(headers={"authorization": f"Bearer {handle.episode_key}"}, timeout=60) as http:
         body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
         (await http.post(f"{handle.model_url}/v1/chat/completions", json=body)).raise_for_status()
 

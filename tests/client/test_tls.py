@@ -165,7 +165,7 @@ def behind(
 
 async def _reached(url: str, context: ssl.SSLContext) -> None:
     """nginx listens a moment after its start."""
-    async with httpx.AsyncClient(verify=context) as http:
+    async with httpx.AsyncClient(verify=context, timeout=60) as http:
 
         async def answers() -> bool:
             try:
@@ -214,7 +214,9 @@ async def test_everything_is_reached_through_nginx(behind: Door, certificate: Pa
         assert sum(int(row.loss_mask.sum()) for row in found.samples) > 0
         played = [each async for each in client.rollouts(["Say hello."], agent="tool-loop", n=1)]
         assert [each.episode.status for each in played] == ["completed"]
-    async with httpx.AsyncClient(headers={"authorization": f"Bearer {behind.key}"}, verify=context) as http:
+    async with httpx.AsyncClient(
+        headers={"authorization": f"Bearer {behind.key}"}, verify=context, timeout=60
+    ) as http:
         for host, known in ((NAME, True), ("other.example", False)):
             listed = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
             answer = await http.post(f"{behind.url}/mcp", json=listed, headers={"host": host})

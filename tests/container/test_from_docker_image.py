@@ -56,7 +56,7 @@ async def test_the_key_is_needed_and_in_no_process_list_and_the_sandbox_works(ow
         url = env._ws_url.removesuffix("/ws").replace("ws://", "http://")
         bare, _, key = url.partition("/k/")
         assert len(key) > 16
-        async with httpx.AsyncClient() as http:
+        async with httpx.AsyncClient(timeout=60) as http:
             assert (await http.get(f"{bare}/episodes")).status_code == 401
             assert (await http.get(f"{bare}/k/{key[:-1]}x/episodes")).status_code == 401
             shown = await http.get(f"{url}/episodes/{begun.observation['episode_id']}")

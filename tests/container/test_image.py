@@ -58,7 +58,7 @@ async def processor_s_until_healthy(container: Container) -> float:
     A start does one thing after the other, so on free cores these are the seconds that pass; on a machine that
     does other work too, more pass.
     """
-    async with httpx.AsyncClient(base_url=container.control_url) as http:
+    async with httpx.AsyncClient(base_url=container.control_url, timeout=60) as http:
         while True:
             try:
                 assert (await http.get("/health")).json() == {"status": "healthy"}
@@ -90,7 +90,7 @@ async def test_a_server_with_the_engine_inside_is_healthy_while_that_loads(embed
     with started(embedded_image, *TWO_CORES, MODEL="tiny", ENGINE__KIND="embedded") as container:
         assert await processor_s_until_healthy(container) <= EMBEDDED_HEALTHY_S
         await container.ready()
-        async with httpx.AsyncClient(base_url=container.control_url) as http:
+        async with httpx.AsyncClient(base_url=container.control_url, timeout=60) as http:
             assert (await http.get("/ready")).json() == {"status": "ready"}
 
 

@@ -139,7 +139,7 @@ async def test_where_the_containers_memory_is_used_up_the_commands_are_killed_an
             # Its own sandbox, another's and the server go on.
             assert "on" in await bash(env, "echo on")
             assert "mine" in await bash(victim, "cat /tmp/kept")
-            async with httpx.AsyncClient(base_url=container.control_url) as http:
+            async with httpx.AsyncClient(base_url=container.control_url, timeout=60) as http:
                 assert (await http.get("/health")).status_code == 200
         assert container.state["Running"], container.log
 

@@ -366,7 +366,7 @@ def server_log(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 async def test_authentication_can_be_switched_off_by_name(open_door: OpenDoor) -> None:
     with open_door(control={"auth": False}) as door:
-        async with httpx.AsyncClient(base_url=door.url) as anyone:
+        async with httpx.AsyncClient(base_url=door.url, timeout=60) as anyone:
             assert (await anyone.get("/episodes")).status_code == 200
             assert (await anyone.get("/k/whatever/episodes")).status_code == 200
 
@@ -472,7 +472,7 @@ async def test_a_foreign_cursor_is_400(http: httpx.AsyncClient) -> None:
 
 async def test_a_full_server_is_429_with_the_time_to_retry(open_door: OpenDoor) -> None:
     with open_door(episodes={"max_open": 1}) as door:
-        async with httpx.AsyncClient(base_url=f"{door.url}/k/{door.key}") as http:
+        async with httpx.AsyncClient(base_url=f"{door.url}/k/{door.key}", timeout=60) as http:
             await create(http)
             response = await http.post("/episodes", json=TASK)
     error_of(response, 429, "queue_full")
@@ -481,7 +481,7 @@ async def test_a_full_server_is_429_with_the_time_to_retry(open_door: OpenDoor) 
 
 async def test_a_body_over_the_limit_is_413_by_its_declared_length(open_door: OpenDoor) -> None:
     with open_door(control={"max_body_bytes": 1024}) as door:
-        async with httpx.AsyncClient(base_url=f"{door.url}/k/{door.key}") as http:
+        async with httpx.AsyncClient(base_url=f"{door.url}/k/{door.key}", timeout=60) as http:
             response = await http.post("/episodes", content=b" " * 1025)
             error = error_of(response, 413, "body_too_large")
             assert "control.max_body_bytes" in error["message"]
@@ -491,7 +491,7 @@ async def test_a_body_over_the_limit_is_413_by_its_declared_length(open_door: Op
 async def test_a_body_of_too_many_values_is_413_and_commas_in_a_text_are_none(open_door: OpenDoor) -> None:
     """8 MB of small values kept the event loop for 0.8 s."""
     with open_door(control={"max_body_values": 100}) as door:
-        async with httpx.AsyncClient(base_url=f"{door.url}/k/{door.key}") as http:
+        async with httpx.AsyncClient(base_url=f"{door.url}/k/{door.key}", timeout=60) as http:
             asked = TASK | {"metadata": {"numbers": [*range(200)]}}
             for path in ("/episodes", "/reset", "/mcp"):
                 error = error_of(await http.post(path, content=json.dumps(asked)), 413, "body_too_large")
@@ -515,7 +515,7 @@ async def test_a_body_over_the_limit_is_413_while_it_arrives_in_chunks(open_door
             yield b" " * 512
 
     with open_door(control={"max_body_bytes": 1024}) as door:
-        async with httpx.AsyncClient(base_url=f"{door.url}/k/{door.key}") as http:
+        async with httpx.AsyncClient(base_url=f"{door.url}/k/{door.key}", timeout=60) as http:
             error_of(await http.post("/episodes", content=chunks()), 413, "body_too_large")
 
 
@@ -596,7 +596,7 @@ def failing_door() -> Iterator[str]:
 async def test_a_lack_of_anything_is_a_503_to_try_again_and_no_other_os_error_is(
     failing_door: str, caplog: pytest.LogCaptureFixture, what: int | str, said: str
 ) -> None:
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=60) as http:
         response = await http.get(f"{failing_door}/lacks/{what}")
         assert "Traceback" not in caplog.text
         other = await http.get(f"{failing_door}/lacks/{errno.EIO}")
@@ -609,7 +609,7 @@ async def test_a_lack_of_anything_is_a_503_to_try_again_and_no_other_os_error_is
 async def test_an_unforeseen_error_is_a_500_that_tells_nothing_and_is_logged_once(
     failing_door: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=60) as http:
         response = await http.get(f"{failing_door}/fails")
     error_of(response, 500, "internal_error")
     assert "secret internals" not in response.text
@@ -624,7 +624,7 @@ async def test_an_unforeseen_error_is_a_500_that_tells_nothing_and_is_logged_onc
 
 
 async def test_an_answer_that_fails_midway_is_cut_off_not_ended(failing_door: str) -> None:
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=60) as http:
         with pytest.raises(httpx.RemoteProtocolError):
             await http.get(f"{failing_door}/breaks")
 
@@ -658,7 +658,7 @@ async def test_without_a_key_no_web_page_of_a_stranger_drives_the_server(
 ) -> None:
     sent = b'{"task": {"instruction": "t"}, "agent": "external"}'
     with open_door(control={"auth": False}) as door:
-        async with httpx.AsyncClient(base_url=door.url) as http:
+        async with httpx.AsyncClient(base_url=door.url, timeout=60) as http:
             for method, path in [
                 ("POST", "/episodes"),
                 ("GET", "/episodes"),

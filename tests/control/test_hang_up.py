@@ -48,7 +48,7 @@ async def test_a_long_poll_ends_when_its_caller_hangs_up() -> None:
     router = build_result_router(service, inspector, ControlBounds().max_wait_s, limiter, closing, None)
     app = build_control_app([router], key=None, metrics=metrics, settings=settings)
     with running_app(app) as url:
-        async with httpx.AsyncClient() as http, anyio.create_task_group() as tasks:
+        async with httpx.AsyncClient(timeout=60) as http, anyio.create_task_group() as tasks:
             tasks.start_soon(partial(http.get, f"{url}/episodes/ep_1?wait=50", timeout=None))
             await wait_until(lambda: episodes.seen == ["waiting"])
             tasks.cancel_scope.cancel()

@@ -16,7 +16,7 @@ def test_a_server_without_a_backend_says_the_same_in_the_log_in_its_state_and_in
     with (
         caplog.at_level("INFO"),
         open_door(sandboxes={"kind": "auto", "docker_host": "unix:///nowhere/docker.sock"}) as door,
-        httpx.Client(base_url=door.url, headers={"authorization": f"Bearer {door.key}"}) as http,
+        httpx.Client(base_url=door.url, headers={"authorization": f"Bearer {door.key}"}, timeout=60) as http,
     ):
         found = SandboxInfo.model_validate_json(http.get("/sandboxes").content)
         refused = http.post("/episodes", json={"task": {"id": "add-slugify"}, "agent": "tool-loop"})

@@ -212,7 +212,7 @@ async def test_an_aborted_call_has_the_experts_of_its_tokens(
         ids += chunk.ids.tolist()
         if len(ids) >= 20 and not aborted:
             aborted = True
-            async with httpx.AsyncClient(base_url=moe_url) as raw:
+            async with httpx.AsyncClient(base_url=moe_url, timeout=60) as raw:
                 await raw.post("/abort_request", json={"rid": "ab"})
         finish = chunk.finish
     assert finish is not None

@@ -87,7 +87,7 @@ class EpisodeServer:
     async def think(self, process: FakeProcess, text: str = "go") -> httpx.Response:
         """One model call, as the agent's process would make it."""
         path = process.command.argv[2].removeprefix("http://127.0.0.1:8001")
-        async with httpx.AsyncClient(base_url=self.stage.agent_url) as http:
+        async with httpx.AsyncClient(base_url=self.stage.agent_url, timeout=60) as http:
             return await http.post(
                 f"{path}/chat/completions",
                 headers={"authorization": f"Bearer {process.command.env['KEY']}"},

@@ -101,7 +101,7 @@ async def test_after_a_kill_every_acknowledged_turn_is_there(tiny_model: Path, t
         said.wanted = len(said.turns) + 25
         started = []
         async with child(tiny_model, tmp_path, attempt) as (process, control), anyio.create_task_group() as tasks:
-            async with httpx.AsyncClient(base_url=control) as client:
+            async with httpx.AsyncClient(base_url=control, timeout=60) as client:
                 for _ in range(EPISODES):
                     created = await client.post("/episodes", json={"task": {"instruction": "t"}})
                     started.append(created.json())
@@ -127,7 +127,7 @@ async def test_after_a_kill_every_acknowledged_turn_is_there(tiny_model: Path, t
             assert {row["status"] for row in exported["samples"]} == {"failed"}
             report = (await stage.control.post(f"/episodes/{episode['episode_id']}/audit")).json()
             assert report["passed"], report["invariants"]
-            async with httpx.AsyncClient(headers=auth(episode)) as client:
+            async with httpx.AsyncClient(headers=auth(episode), timeout=60) as client:
                 refused = await client.post(f"{stage.agent_url}/e/{episode['episode_id']}/v1/chat/completions")
             assert refused.status_code == 410
         assert len(said.turns) >= 75
@@ -163,7 +163,7 @@ async def test_sigterm_during_a_stream_stops_within_the_grace_and_keeps_what_was
     async with anyio.create_task_group() as tasks, serve(tiny_model, tmp_path / "data") as server:
         # serve() stops the server when it is left, and raises if a process of it is.
         keyed = {"authorization": f"Bearer {server.control_key}"}
-        async with httpx.AsyncClient(base_url=server.control_url, headers=keyed) as control:
+        async with httpx.AsyncClient(base_url=server.control_url, headers=keyed, timeout=60) as control:
             episode = (await control.post("/episodes", json={"task": {"instruction": "t"}})).json()
         text_came = anyio.Event()
 

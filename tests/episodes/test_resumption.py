@@ -69,7 +69,7 @@ async def submit(agent_url: str, episode: dict[str, Any], answer: str = "42", *,
 
 async def test_after_a_kill_the_agent_goes_on_with_its_key_where_it_was(tiny_model: Path, tmp_path: Path) -> None:
     async with child(tiny_model, tmp_path, 1) as (process, control):
-        async with httpx.AsyncClient(base_url=control) as client:
+        async with httpx.AsyncClient(base_url=control, timeout=60) as client:
             given = {"task": TASK, "limits": {"max_turns": 4}, "group_id": "g"}
             episode = (await client.post("/episodes", json=given)).json()
         agent_url = episode["model_url"].partition("/e/")[0]
@@ -84,7 +84,7 @@ async def test_after_a_kill_the_agent_goes_on_with_its_key_where_it_was(tiny_mod
         assert again == (second_id, second)
         _, third = await call(stage.agent_url, episode, messages_of([first, second]))
         await call(stage.agent_url, episode, messages_of([first, second, third]))
-        async with httpx.AsyncClient(headers=auth(episode)) as client:
+        async with httpx.AsyncClient(headers=auth(episode), timeout=60) as client:
             spent = await client.post(
                 f"{stage.agent_url}/e/{episode['episode_id']}/v1/chat/completions",
                 json=body(messages=messages_of(["another"])),
@@ -107,7 +107,7 @@ async def test_after_a_kill_the_agent_goes_on_with_its_key_where_it_was(tiny_mod
 
 async def test_an_answer_that_was_acknowledged_outlives_a_kill(tiny_model: Path, tmp_path: Path) -> None:
     async with child(tiny_model, tmp_path, 1) as (process, control):
-        async with httpx.AsyncClient(base_url=control) as client:
+        async with httpx.AsyncClient(base_url=control, timeout=60) as client:
             episode = (await client.post("/episodes", json={"task": TASK})).json()
         agent_url = episode["model_url"].partition("/e/")[0]
         await submit(agent_url, episode, "41")

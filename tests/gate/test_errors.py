@@ -245,7 +245,7 @@ async def test_only_the_episodes_own_key_opens_it(stage: Stage) -> None:
         {"x-goog-api-key": "wrong"},
         {"x-api-key": "ключ".encode()},
     ):
-        async with httpx.AsyncClient(headers=headers) as client:
+        async with httpx.AsyncClient(headers=headers, timeout=60) as client:
             response = await client.post(url(episode), json=body())
         refused(response, 401, "unauthorized", retry=False, type_="authentication_error")
         assert response.headers["www-authenticate"] == 'Bearer realm="turnstile episode"'
@@ -272,7 +272,7 @@ async def test_the_key_is_taken_in_every_dialects_header(stage: Stage, header: s
     episode = await stage.episode()
     key = episode["episode_key"]
     headers = {header: f"Bearer {key}" if header == "authorization" else key}
-    async with httpx.AsyncClient(headers=headers) as client:
+    async with httpx.AsyncClient(headers=headers, timeout=60) as client:
         assert (await client.get(f"{episode['model_url']}/v1/models")).status_code == 200
 
 

@@ -72,7 +72,9 @@ def test_a_server_that_is_stopped_ends_its_engine(toy: Toy, tiny_model: Path, tm
         ready = server.ready()
         assert toy.json("arguments")[:2] == ["--context-length", "4096"]
         key = (tmp_path / "data" / "control.key").read_text().strip()
-        with httpx.Client(base_url=ready["control_url"], headers={"authorization": f"Bearer {key}"}) as http:
+        with httpx.Client(
+            base_url=ready["control_url"], headers={"authorization": f"Bearer {key}"}, timeout=60
+        ) as http:
             engine = http.get("/engine").json()
         assert (engine["ok"], engine["weight_version"]) == (True, "default")
         assert len(toy.left()) == 4
@@ -150,7 +152,7 @@ def test_ready_says_that_no_engine_serves_and_that_a_pause_lasts(
     with served(toy, tiny_model, tmp_path, TURNSTILE_FLEET__PAUSE_ALARM_S="0.2") as server:
         url = server.ready()["control_url"]
         key = (tmp_path / "data" / "control.key").read_text().strip()
-        with httpx.Client(base_url=url, headers={"authorization": f"Bearer {key}"}) as http:
+        with httpx.Client(base_url=url, headers={"authorization": f"Bearer {key}"}, timeout=60) as http:
 
             def ready() -> tuple[int, str]:
                 answer = http.get("/ready")

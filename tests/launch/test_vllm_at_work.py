@@ -63,7 +63,7 @@ def served(toy: Toy, folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]
 async def ready(server: subprocess.Popen[str], url: str, log: Path) -> set[str]:
     """What ``/ready`` said until it was 200."""
     said: set[str] = set()
-    async with httpx.AsyncClient(base_url=url) as http:
+    async with httpx.AsyncClient(base_url=url, timeout=60) as http:
 
         async def is_ready() -> bool:
             assert server.poll() is None, await anyio.Path(log).read_text()

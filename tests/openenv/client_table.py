@@ -286,7 +286,7 @@ async def mcp_client(url: str, key: str) -> list[Any]:
         failed = await session.call_tool("read_file", ABSENT)
         unknown = await outcome(lambda: session.call_tool("dance", {}))
         await session.call_tool("submit", ANSWER)
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=60) as http:
         wrong = await http.post(f"{url}/mcp", json={})
     return [
         f"{first} (its session)",

@@ -33,7 +33,7 @@ async def test_the_tool_client_drives_an_episode_to_its_reward(door: Door) -> No
         assert "received" in await env.call_tool("submit", answer=ANSWER)
         with pytest.raises(RuntimeError, match="tool_not_found"):
             await env.call_tool("no_such_tool")
-        async with httpx.AsyncClient(base_url=base_url(door)) as http:
+        async with httpx.AsyncClient(base_url=base_url(door), timeout=60) as http:
             ended = await http.post(f"/episodes/{(await env.state()).episode_id}/finish")
         assert ended.json()["reward"] == 1.0
         # The client keeps of a result what it knows; the end of the episode is in what it keeps.

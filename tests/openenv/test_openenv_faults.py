@@ -83,7 +83,7 @@ async def test_a_step_may_last_longer_than_the_framework_s_30_seconds(door: Door
         await wire.reset()
         await wire.send({"type": "step", "data": {"type": "generate", "prompt": "x", "max_tokens": 2}})
         await anyio.sleep(35)  # by the framework's own clock
-        async with httpx.AsyncClient(base_url=base_url(door)) as http:
+        async with httpx.AsyncClient(base_url=base_url(door), timeout=60) as http:
             (await http.post("/engine/resume")).raise_for_status()
         told = (await wire.receive())["data"]
         assert told["observation"]["message"]["role"] == "assistant"
@@ -135,7 +135,7 @@ async def test_nothing_passes_without_the_key(door: Door) -> None:
         f"{url}/ws", proxy=None, additional_headers={"authorization": f"Bearer {door.key}"}
     ) as open_:
         assert (await Wire(open_).ask({"type": "state"}))["type"] == "state"
-    async with httpx.AsyncClient(base_url=door.url) as stranger:
+    async with httpx.AsyncClient(base_url=door.url, timeout=60) as stranger:
         for method, path in (("POST", "/reset"), ("POST", "/step"), ("GET", "/state"), ("POST", "/mcp")):
             assert (await stranger.request(method, path, json={})).status_code == 401
 
@@ -143,7 +143,7 @@ async def test_nothing_passes_without_the_key(door: Door) -> None:
 async def test_a_page_of_a_stranger_reaches_neither_mcp_nor_a_socket(door: Door) -> None:
     evil, key = "http://evil.example.com", {"authorization": f"Bearer {door.key}"}
     ping = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
-    async with httpx.AsyncClient(base_url=door.url, headers=key) as http:
+    async with httpx.AsyncClient(base_url=door.url, headers=key, timeout=60) as http:
         for header, status, kind in (
             ({"origin": evil}, 403, "origin_not_allowed"),
             ({"origin": "null"}, 403, "origin_not_allowed"),

@@ -187,7 +187,7 @@ async def test_a_standard_client_at_the_bare_address_plays_a_task_of_its_own(san
             done = await session.call_tool("bash", {"command": "echo from-the-sandbox"})
             assert (done.is_error, done.structured_content["exit_code"]) == (False, 0)
             assert "from-the-sandbox" in done.structured_content["stdout"]
-            async with httpx.AsyncClient(base_url=base_url(sandboxed)) as http:
+            async with httpx.AsyncClient(base_url=base_url(sandboxed), timeout=60) as http:
                 [newest, *_] = (await http.get("/episodes")).json()["episodes"]
             assert newest["status"] == "running"
     # Leaving the client sends DELETE: what was played is finished.

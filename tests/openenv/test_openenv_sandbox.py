@@ -115,7 +115,7 @@ async def test_dropping_the_socket_ends_the_running_command_and_the_episode(sand
 async def test_leaving_during_reset_cancels_the_episode_over_http_and_on_a_socket(sandboxed: Door) -> None:
     task = {**TASK, "setup": ["sleep 500"], "setup_timeout_s": 500}
     names = [f"left-{uuid.uuid4().hex}" for _ in range(2)]
-    async with httpx.AsyncClient(base_url=base_url(sandboxed)) as http:
+    async with httpx.AsyncClient(base_url=base_url(sandboxed), timeout=60) as http:
         with pytest.raises(httpx.ReadTimeout):
             await http.post("/reset", json={"task": task, "episode_id": names[0]}, timeout=0.5)
         async with wired(sandboxed) as wire:

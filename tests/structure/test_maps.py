@@ -74,11 +74,11 @@ async def test_a_real_call_runs_through_the_stations_and_through_nothing_that_th
         url = f"{made.model_url}/v1/chat/completions"
         history: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
         headers = {"x-api-key": made.episode_key or ""}
-        async with httpx.AsyncClient(headers=headers) as http:
+        async with httpx.AsyncClient(headers=headers, timeout=60) as http:
             first = await http.post(url, json={"model": "m", "messages": history})
         history += [first.json()["choices"][0]["message"], {"role": "user", "content": "more"}]
         # A connection of its own: to accept one is part of the way.
-        async with httpx.AsyncClient(headers=headers) as http:
+        async with httpx.AsyncClient(headers=headers, timeout=60) as http:
             sys.setprofile(note)
             threading.setprofile(note)
             try:

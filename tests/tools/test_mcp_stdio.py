@@ -299,7 +299,7 @@ async def test_a_task_becomes_an_episode_that_ends_with_the_input(
             assert "bash" in {tool.name for tool in (await client.list_tools()).tools}
             assert text_of(await client.call_tool("bash", {"command": "echo $HOME"})).startswith("/home/agent")
             await client.call_tool("submit", {"answer": answer})
-        async with httpx.AsyncClient(base_url=server.control_url) as control:
+        async with httpx.AsyncClient(base_url=server.control_url, timeout=60) as control:
             control.headers["authorization"] = f"Bearer {server.control_key}"
             (listed,) = (await control.get("/episodes")).json()["episodes"]
             ended = (await control.get(f"/episodes/{listed['episode_id']}", params={"wait": 20})).json()

@@ -134,7 +134,7 @@ def test_a_unix_socket_is_reached_by_no_name_but_origins_are_checked() -> None:
 
 @pytest.mark.anyio
 async def test_the_right_key_does_not_help_a_page_of_a_stranger(tmp_path: Path) -> None:
-    async with mcp_stage(tmp_path) as stage, httpx.AsyncClient() as http:
+    async with mcp_stage(tmp_path) as stage, httpx.AsyncClient(timeout=60) as http:
         episode = stage.episodes.begin("e1", None)
         headers = {
             "authorization": f"Bearer {episode.key}",
@@ -159,7 +159,7 @@ async def test_the_right_key_does_not_help_a_page_of_a_stranger(tmp_path: Path) 
 
 @pytest.mark.anyio
 async def test_a_missing_and_a_wrong_key_are_401_with_a_challenge(tmp_path: Path) -> None:
-    async with mcp_stage(tmp_path) as stage, httpx.AsyncClient() as http:
+    async with mcp_stage(tmp_path) as stage, httpx.AsyncClient(timeout=60) as http:
         url = stage.tool_url(stage.episodes.begin("e1", None))
         for headers in ({}, {"authorization": "Bearer wrong"}, {"x-api-key": "wrong"}):
             answer = await http.post(url, json=INITIALIZE, headers=headers)

@@ -287,7 +287,7 @@ async def test_models_are_in_anthropics_shape_for_those_who_name_its_version(sta
 @pytest.mark.parametrize("path", ["/", "/api/hello"])
 async def test_who_only_asks_whether_anybody_is_there_is_told_so(stage: Stage, path: str) -> None:
     episode = await stage.episode()
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=60) as http:
         for method in ("HEAD", "GET"):
             answer = await http.request(method, f"{episode['model_url']}{path}")
             assert (answer.status_code, answer.content) == (200, b"" if method == "HEAD" else b"{}")

@@ -229,7 +229,7 @@ async def test_bounds_hold_and_ids_are_no_more_than_the_context(tiny_model: Path
             assert await code("word " * 9000) == "context_length_exceeded"
             assert await code([-1]) == await code([10**6]) == await code([10**30]) == "invalid_request"
             assert await code([1]) == "episode_ended"  # gate.max_refusals
-        async with httpx.AsyncClient() as stranger:
+        async with httpx.AsyncClient(timeout=60) as stranger:
             other = await stage.episode()
             assert (await stranger.post(address(other), json={"prompt": [1]})).status_code == 401
             assert (await stranger.get(address(other), headers=auth(other))).status_code == 405
