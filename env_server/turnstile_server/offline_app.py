@@ -85,6 +85,7 @@ async def open_offline_app(
     await works.open()
     bounds = settings.episodes.bounds_of(EpisodeBounds)
     archive = Archive(journal, bounds.cached_trees, works)
+    stack.callback(archive.close)
     await archive.restore()
     episodes = EpisodeReader(journal, archive, works, {}, settings)
     workers = anyio.CapacityLimiter(bounds.export_threads)

@@ -1,11 +1,10 @@
 """Every episode's place in the listing, running ones included; records and trees of ended ones; idempotency keys.
 
 Running episodes have only their status and their creation here; ``service`` holds their runs. The record of an
-ended episode is kept in memory, compressed; its tree is read from the journal and cached.
+ended episode is kept in a table (``episode_table``); its tree is read from the journal and cached.
 
 What must hold: one record that cannot be read spoils nothing. It is listed as a failed episode whose error
 (``record_unreadable``) says what is wrong, its turns are read as far as they can be, and it can be deleted.
-An ended episode costs a few kilobytes here, as long as it is listed (``benchmarks/ended_episodes.py``).
 """
 
 from __future__ import annotations
@@ -13,12 +12,9 @@ from __future__ import annotations
 import json
 import logging
 import time
-import zlib
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import replace
-from itertools import chain
-from typing import NamedTuple
 
 import anyio
 import anyio.to_thread
@@ -36,7 +32,7 @@ from turnstile.models import (
     Turn,
     summary_of,
 )
-from turnstile_server.episodes.listing import EpisodeListing
+from turnstile_server.episodes.episode_table import Creation, EpisodeTable
 from turnstile_server.episodes.store import (
     RECORD_UNREADABLE,
     DamagedRecord,
@@ -52,10 +48,6 @@ from turnstile_server.errors import Conflict, JournalUnavailable, NotFound, Serv
 from turnstile_server.journal.protocol import JournalReading, Record, RecordType
 
 _LOG = logging.getLogger(__name__)
-MOST_ROWS = 10_000
-"""Ended episodes whose summaries are kept as objects."""
-_WINDOW = 1 << 15
-"""Bytes of a dictionary that zlib looks back to."""
 
 _RESTARTED = ErrorInfo(
     type=ServerRestarted.type,
@@ -68,80 +60,6 @@ _NOT_GRADED = _RESTARTED.model_copy(
         "again (turnstile episodes regrade --apply)"
     }
 )
-
-
-class Creation(NamedTuple):
-    """The part of a creation that recognises and answers the same request under one idempotency key."""
-
-    episode_id: str
-    key_nonce: str
-    request_digest: str
-    forked_from: ForkOrigin | None
-
-
-class RecordTexts:
-    """Records as JSON by episode id, each compressed with the first one as its dictionary: records of one server
-    are much alike (measured: a fifth to a tenth of their length, in tens of microseconds)."""
-
-    def __init__(self) -> None:
-        self._alike = b""
-        self._packed: dict[str, bytes] = {}
-
-    def __contains__(self, episode_id: str) -> bool:
-        return episode_id in self._packed
-
-    def put(self, episode_id: str, text: bytes) -> None:
-        """In place of an earlier one."""
-        self._alike = self._alike or text[-_WINDOW:]
-        packer = zlib.compressobj(zdict=self._alike)
-        self._packed[episode_id] = packer.compress(text) + packer.flush()
-
-    def get(self, episode_id: str) -> bytes | None:
-        packed = self._packed.get(episode_id)
-        return None if packed is None else zlib.decompressobj(zdict=self._alike).decompress(packed)
-
-    def remove(self, episode_id: str) -> None:
-        """No-op if it is unknown."""
-        self._packed.pop(episode_id, None)
-
-
-class SummaryRows:
-    """The summaries of ended episodes, in the order in which they ended. The latest ``most`` are objects, which
-    lists look at by thousands; those before are compressed, at a tenth of the memory and of the speed."""
-
-    def __init__(self, most: int = MOST_ROWS) -> None:
-        self._most = most
-        self._rows: OrderedDict[str, EpisodeSummary] = OrderedDict()
-        self._packed = RecordTexts()
-        self._lived: dict[str, tuple[float, float]] = {}
-        """First and last moment of each packed one, in Unix seconds."""
-
-    def put(self, row: EpisodeSummary) -> None:
-        """In place of an earlier one, and at the end."""
-        self.remove(row.episode_id)
-        self._rows[row.episode_id] = row
-        if len(self._rows) > self._most:
-            episode_id, oldest = self._rows.popitem(last=False)
-            self._packed.put(episode_id, oldest.model_dump_json().encode())
-            self._lived[episode_id] = _life(oldest)
-
-    def get(self, episode_id: str) -> EpisodeSummary | None:
-        row = self._rows.get(episode_id)
-        if row is None and (text := self._packed.get(episode_id)) is not None:
-            return EpisodeSummary.model_validate_json(text)
-        return row
-
-    def remove(self, episode_id: str) -> None:
-        """No-op if it is unknown."""
-        self._rows.pop(episode_id, None)
-        self._packed.remove(episode_id)
-        self._lived.pop(episode_id, None)
-
-    def alive_between(self, after: float, before: float) -> list[str]:
-        """Ids of those that lived at some time between the two, in Unix seconds; the latest first."""
-        rows = ((each, _life(row)) for each, row in reversed(self._rows.items()))
-        lives = chain(rows, reversed(self._lived.items()))
-        return [episode_id for episode_id, (began, ended) in lives if began <= before and after <= ended]
 
 
 class Archive:
@@ -165,26 +83,18 @@ class Archive:
         self._interrupted = interrupted
         self._takes_up = takes_up
         self._cached_trees = cached_trees
-        self._listing = EpisodeListing()
-        self._ended = RecordTexts()
-        self._summaries = SummaryRows()
-        self._creations: dict[str, Creation] = {}
-        """Running and ended episodes by idempotency key, so that a repeated request is recognised."""
-        self._idempotency_keys: dict[str, str] = {}
-        """By episode id."""
+        self._table = EpisodeTable()
         self._forests: OrderedDict[str, Forest] = OrderedDict()
-        self._origins: dict[str, ForkOrigin] = {}
-        """Origins of the forks, by episode id."""
-        self._forks: defaultdict[str, set[str]] = defaultdict(set)
-        """Ids of the forks, by the episode whose turns their trees continue."""
-        self._fetched: set[str] = set()
-        """Ended episodes whose export was recorded by this server."""
         self._touched: OrderedDict[str, float] = OrderedDict()
         """When an episode ended or was fetched, in monotonic seconds; the earliest first, since this start."""
 
+    def close(self) -> None:
+        """Idempotent."""
+        self._table.close()
+
     def __contains__(self, episode_id: str) -> bool:
         """True if there is such an episode: created and not deleted, running or ended."""
-        return episode_id in self._listing
+        return episode_id in self._table
 
     async def restore(self) -> None:
         """Take up every episode of the journal, oldest first. One that ran when the server stopped has failed;
@@ -197,7 +107,7 @@ class Archive:
             except (ValueError, KeyError, TypeError) as error:
                 _LOG.error("the record of episode %s cannot be read: %s", record.episode_id, error)
                 episode = unreadable_episode(record.episode_id, record.meta, error)
-                self._listing.add(record.episode_id, episode.status, episode.group_id)
+                self._table.add(record.episode_id, episode.status, episode.group_id)
                 self.add_ended(episode)
                 continue
             if not stored.episode.status.ended:
@@ -234,19 +144,15 @@ class Archive:
     def created(self, stored: Stored) -> None:
         """Append a new episode to the listing."""
         episode, key = stored.episode, stored.idempotency_key
-        self._listing.add(episode.episode_id, episode.status, episode.group_id)
+        self._table.add(episode.episode_id, episode.status, episode.group_id)
         if episode.forked_from is not None:
-            self._origins[episode.episode_id] = episode.forked_from
-            self._forks[episode.forked_from.episode_id].add(episode.episode_id)
+            self._table.set_origin(episode.episode_id, episode.forked_from)
         if key is not None:
-            self._creations[key] = Creation(
-                episode.episode_id, stored.key_nonce, stored.request_digest, episode.forked_from
-            )
-            self._idempotency_keys[episode.episode_id] = key
+            self._table.set_creation(episode.episode_id, key, stored.key_nonce, stored.request_digest)
 
     def moved(self, episode_id: str, status: EpisodeStatus) -> None:
         """Record a running episode's new status for the listing."""
-        self._listing.move(episode_id, status)
+        self._table.move(episode_id, status)
 
     def add_ended(self, episode: Episode, forest: Forest | None = None) -> None:
         """Keep the record of an ended episode, and its ``forest`` for the exports that usually follow."""
@@ -257,42 +163,29 @@ class Archive:
             _LOG.error("the record of episode %s has no JSON form: %s", episode_id, error)
             episode = unreadable_episode(episode_id, episode.model_dump(), error)
             data = episode.model_dump_json()
-        self._listing.move(episode_id, episode.status)
-        self._ended.put(episode_id, data.encode())
-        self._summaries.put(summary_of(episode))
+        self._table.end(summary_of(episode), data.encode())
         if forest is not None:
             self._keep(episode_id, forest)
 
     def forget(self, episode_id: str) -> None:
         """Remove a deleted episode. No-op if it is unknown."""
-        self._listing.remove(episode_id)
-        self._ended.remove(episode_id)
-        self._summaries.remove(episode_id)
+        self._table.remove(episode_id)
         self._forests.pop(episode_id, None)
-        self._fetched.discard(episode_id)
         self._touched.pop(episode_id, None)
-        origin = self._origins.pop(episode_id, None)
-        if origin is not None:
-            self._forks[origin.episode_id].discard(episode_id)
-            if not self._forks[origin.episode_id]:
-                del self._forks[origin.episode_id]
-        key = self._idempotency_keys.pop(episode_id, None)
-        if key is not None:
-            del self._creations[key]
 
     def fetched(self, episode_id: str) -> bool:
         """A trainer has an export of the episode; True the first time that this is said of an ended one. Not of
         one that waits for its reward, after which it is fetched again."""
-        if episode_id in self._fetched or (episode := self.get(episode_id)) is None:
+        if self._table.is_fetched(episode_id) or (episode := self.get(episode_id)) is None:
             return False
         if episode.late_rewards is not None and episode.late_rewards.pending:
             return False
-        self._fetched.add(episode_id)
+        self._table.fetch(episode_id)
         return True
 
     def touch(self, episode_id: str, now: float) -> None:
         """An ended episode ended or was fetched at ``now``, in monotonic seconds."""
-        if episode_id in self._ended:
+        if self._table.has_ended(episode_id):
             self._touched[episode_id] = now
             self._touched.move_to_end(episode_id)
 
@@ -304,11 +197,11 @@ class Archive:
 
     def creation(self, idempotency_key: str | None) -> Creation | None:
         """The earlier creation with this key; None without a key."""
-        return self._creations.get(idempotency_key) if idempotency_key is not None else None
+        return self._table.creation(idempotency_key) if idempotency_key is not None else None
 
     def get(self, episode_id: str) -> Episode | None:
         """The record of an ended episode; None for any other."""
-        data = self._ended.get(episode_id)
+        data = self._table.record(episode_id)
         if data is None:
             return None
         try:
@@ -340,9 +233,9 @@ class Archive:
             records = await self._journal.read(episode_id)
             if not records and not self._unreadable(episode_id):
                 raise NotFound(f"the records of episode {episode_id} are gone: it was deleted, or they were lost")
-            inherited = await self._inherited(self._origins.get(episode_id), threads)
+            inherited = await self._inherited(self._table.origin(episode_id), threads)
             forest = await anyio.to_thread.run_sync(rebuild, records, inherited, limiter=threads)
-        if episode_id in self._ended:  # a running one grows
+        if self._table.has_ended(episode_id):  # a running one grows
             self._keep(episode_id, forest)
         return forest
 
@@ -352,7 +245,7 @@ class Archive:
 
     def alive_at(self, at: float, slack_s: float) -> list[str]:
         """Ids of the ended episodes that lived at Unix time ``at``, or within ``slack_s`` of it; newest first."""
-        return self._summaries.alive_between(at - slack_s, at + slack_s)
+        return self._table.alive_between(at - slack_s, at + slack_s)
 
     async def network(self, episode_id: str) -> NetworkReport:
         """The network report of an ended episode, from its record."""
@@ -373,11 +266,11 @@ class Archive:
     @property
     def forked(self) -> Collection[str]:
         """Ids of the episodes that forks continue: they stay as long as those."""
-        return self._forks.keys()
+        return self._table.continued()
 
     def forks_of(self, episode_id: str) -> list[str]:
         """Ids of the episodes that continue turns of this one."""
-        return sorted(self._forks.get(episode_id, ()))
+        return self._table.forks_of(episode_id)
 
     def _unreadable(self, episode_id: str) -> bool:
         """True if the episode is shown as one whose records cannot be read."""
@@ -392,34 +285,29 @@ class Archive:
 
     def summary(self, episode_id: str) -> EpisodeSummary | None:
         """The summary of an ended episode; None for any other."""
-        return self._summaries.get(episode_id)
+        return self._table.summary(episode_id)
 
     def newest(
         self, status: EpisodeStatus | None, group_id: str | None, before: int | None
     ) -> list[tuple[int, str]]:
         """All episodes of a status and a group, the newest first, each with its ordinal."""
-        return self._listing.newest((status, group_id), before)
+        return self._table.newest((status, group_id), before)
 
     @property
     def head(self) -> int:
         """The ordinal that the next new episode gets."""
-        return self._listing.head
+        return self._table.head
 
     def ordinal(self, episode_id: str) -> int:
         """Its place in the listing. Raises KeyError."""
-        return self._listing.ordinal(episode_id)
+        return self._table.ordinal(episode_id)
 
     def register(self) -> list[tuple[str, str | None, str | None]]:
         """Every episode with its group and its idempotency key, the oldest first."""
-        return [(each, group, self._idempotency_keys.get(each)) for each, group in self._listing.groups()]
+        return self._table.register()
 
     def page(
         self, status: EpisodeStatus | None, group_id: str | None, before: int | None, limit: int
     ) -> tuple[list[str], int | None]:
         """Ids of at most ``limit`` episodes, newest first, and the ``before`` of the next page (None: no more)."""
-        return self._listing.page((status, group_id), before, limit)
-
-
-def _life(row: EpisodeSummary) -> tuple[float, float]:
-    """When the episode was created and when it ended, in Unix seconds."""
-    return row.created_at, row.created_at if row.ended_at is None else row.ended_at
+        return self._table.page((status, group_id), before, limit)

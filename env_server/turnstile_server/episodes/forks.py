@@ -20,7 +20,7 @@ from turnstile.models import (
     SpanKind,
 )
 from turnstile_server.agents.registry import EXTERNAL, AgentRegistry
-from turnstile_server.episodes.archive import Creation
+from turnstile_server.episodes.episode_table import Creation
 from turnstile_server.episodes.fork_point import ForkPoint
 from turnstile_server.episodes.service import Episodes
 from turnstile_server.episodes.store import Forest

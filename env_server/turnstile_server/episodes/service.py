@@ -37,10 +37,11 @@ from turnstile_server.control.protocol import EpisodeEvent
 from turnstile_server.data_dir import replay_folder, snapshot_folder, work_folder
 from turnstile_server.episodes.accounting import count_end
 from turnstile_server.episodes.amendments import Amendments
-from turnstile_server.episodes.archive import Archive, Creation
+from turnstile_server.episodes.archive import Archive
 from turnstile_server.episodes.bounds import EpisodeBounds
 from turnstile_server.episodes.broadcast import Broadcast, changes_of
 from turnstile_server.episodes.drain import Drain
+from turnstile_server.episodes.episode_table import Creation
 from turnstile_server.episodes.fork_point import ForkPoint
 from turnstile_server.episodes.groups import EpisodeGroups
 from turnstile_server.episodes.keys import new_nonce
@@ -158,7 +159,10 @@ class Episodes(EpisodeReader):
         for run in self._running.values():
             run.interrupt()
         self._tasks.cancel_scope.cancel()
-        await self._tasks.__aexit__(None, None, None)
+        try:
+            await self._tasks.__aexit__(None, None, None)
+        finally:
+            self._archive.close()
 
     # For agents: the gate and the MCP endpoint
 

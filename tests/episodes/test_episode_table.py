@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-import tracemalloc
+import resource
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,8 +21,8 @@ from turnstile.models import (
     TaskRef,
     summary_of,
 )
-from turnstile_server.episodes.archive import Archive, RecordTexts, SummaryRows
-from turnstile_server.episodes.listing import EpisodeListing
+from turnstile_server.episodes.archive import Archive
+from turnstile_server.episodes.episode_table import EpisodeTable
 from turnstile_server.episodes.store import Stored
 
 STATUSES = (EpisodeStatus.QUEUED, EpisodeStatus.RUNNING, EpisodeStatus.COMPLETED, EpisodeStatus.FAILED)
@@ -39,21 +40,21 @@ changes = st.lists(
 
 @given(changes, st.integers(1, 4))
 def test_pages_are_those_of_a_plain_list(steps: list[tuple[str, Any, Any]], limit: int) -> None:
-    listing, plain, made = EpisodeListing(), dict[str, tuple[EpisodeStatus, str | None]](), 0
+    table, plain, made = EpisodeTable(), dict[str, tuple[EpisodeStatus, str | None]](), 0
     for what, status, argument in steps:
         if what == "add":
-            listing.add(f"ep_{made}", status, argument)
+            table.add(f"ep_{made}", status, argument)
             plain[f"ep_{made}"] = (status, argument)
             made += 1
         elif plain:
             episode_id = list(plain)[argument % len(plain)]
             if what == "move":
-                listing.move(episode_id, status)
+                table.move(episode_id, status)
                 plain[episode_id] = (status, plain[episode_id][1])
             else:
-                listing.remove(episode_id)
+                table.remove(episode_id)
                 del plain[episode_id]
-    assert len(listing) == len(plain)
+    assert len(table) == len(plain)
     for status in (None, *STATUSES):
         for group in GROUPS:
             wanted = [
@@ -61,15 +62,15 @@ def test_pages_are_those_of_a_plain_list(steps: list[tuple[str, Any, Any]], limi
                 for episode_id, (its_status, its_group) in reversed(plain.items())
                 if status in (None, its_status) and group in (None, its_group)
             ]
-            assert walked(listing, (status, group), limit) == wanted
+            assert walked(table, (status, group), limit) == wanted
 
 
-def walked(listing: EpisodeListing, found_by: tuple[EpisodeStatus | None, str | None], limit: int) -> list[str]:
+def walked(table: EpisodeTable, found_by: tuple[EpisodeStatus | None, str | None], limit: int) -> list[str]:
     """All pages, of which only the last may be short."""
     found: list[str] = []
     before: int | None = None
     while True:
-        page, before = listing.page(found_by, before, limit)
+        page, before = table.page(found_by, before, limit)
         found += page
         if before is None:
             return found
@@ -77,14 +78,14 @@ def walked(listing: EpisodeListing, found_by: tuple[EpisodeStatus | None, str | 
 
 
 def test_a_page_goes_on_where_it_was_although_episodes_came_and_went() -> None:
-    listing = EpisodeListing()
+    table = EpisodeTable()
     for number in range(6):
-        listing.add(f"ep_{number}", EpisodeStatus.RUNNING, None)
-    first, before = listing.page((None, None), None, 2)
-    listing.add("ep_6", EpisodeStatus.RUNNING, None)
-    listing.remove("ep_4")
-    listing.remove("ep_3")
-    assert (first, listing.page((None, None), before, 2)) == (["ep_5", "ep_4"], (["ep_2", "ep_1"], 1))
+        table.add(f"ep_{number}", EpisodeStatus.RUNNING, None)
+    first, before = table.page((None, None), None, 2)
+    table.add("ep_6", EpisodeStatus.RUNNING, None)
+    table.remove("ep_4")
+    table.remove("ep_3")
+    assert (first, table.page((None, None), before, 2)) == (["ep_5", "ep_4"], (["ep_2", "ep_1"], 1))
 
 
 def episode(number: int, **fields: Any) -> Episode:
@@ -135,54 +136,65 @@ def test_a_record_that_went_wrong_in_memory_is_shown_as_unreadable_too() -> None
 
 
 def test_records_come_back_as_they_were_whatever_came_first() -> None:
-    texts = RecordTexts()
+    table = EpisodeTable()
     given = {f"ep_{number}": (b"{%d}" % number) * size for number, size in enumerate([0, 1, 40_000, 3, 500])}
-    for episode_id, text in given.items():
-        texts.put(episode_id, text)
-    assert {episode_id: texts.get(episode_id) for episode_id in given} == given
-    texts.put("ep_1", b"another")
-    assert texts.get("ep_1") == b"another"
-    texts.remove("ep_1")
-    assert (texts.get("ep_1"), "ep_1" in texts, "ep_2" in texts) == (None, False, True)
+    for number, (episode_id, text) in enumerate(given.items()):
+        table.add(episode_id, EpisodeStatus.RUNNING, None)
+        assert not table.has_ended(episode_id)
+        table.end(summary_of(episode(number)), text)
+    assert {episode_id: table.record(episode_id) for episode_id in given} == given
+    table.end(summary_of(episode(1)), b"another")
+    assert table.record("ep_1") == b"another"
+    table.remove("ep_1")
+    assert (table.record("ep_1"), table.has_ended("ep_1"), table.has_ended("ep_2")) == (None, False, True)
+    table.add("ep_1", EpisodeStatus.RUNNING, None)
+    assert table.record("ep_1") is None, "what is left of the one that had this name"
+
+
+ORIGIN = ForkOrigin(episode_id="ep_9", turn_id="t")
 
 
 def test_a_repeated_request_is_known_by_little_and_forgotten_with_its_episode() -> None:
-    archive, origin = Archive(None, 1, None), ForkOrigin(episode_id="ep_9", turn_id="t")  # type: ignore[arg-type]
-    archive.created(Stored(episode(1, forked_from=origin), "nonce", "key", "digest"))
-    assert archive.creation("key") == ("ep_1", "nonce", "digest", origin)
+    archive = Archive(None, 1, None)  # type: ignore[arg-type] - no episode is read from the journal here
+    archive.created(Stored(episode(1, forked_from=ORIGIN), "nonce", "key", "digest"))
+    assert archive.creation("key") == ("ep_1", "nonce", "digest", ORIGIN)
     assert (archive.creation(None), archive.creation("another")) == (None, None)
     archive.forget("ep_1")
     assert archive.creation("key") is None
 
 
-MOST_BYTES = 4096
-"""Of one ended episode, whose record is much longer, in the archive's memory."""
+MOST_BYTES = 1024
+"""Of one ended episode, whose record is much longer, in the memory of the process."""
 
 
 def test_an_ended_episode_costs_little_memory() -> None:
     instruction = "".join(f"Do step {number} of the task. " for number in range(200))
-
-    def add(numbers: range) -> None:
-        for number in numbers:
-            made = episode(number, group_id=f"g{number // 8}", instruction=instruction)
-            archive.created(Stored(made, f"nonce {number}", f"key {number}", f"digest {number}"))
-            archive.add_ended(made)
-
+    plain, page = episode(0, instruction=instruction), resource.getpagesize()
     archive = Archive(None, 1, None)  # type: ignore[arg-type] - no episode is read from the journal here
-    add(range(100))
-    tracemalloc.start()
-    try:
-        add(range(100, 1100))
+
+    def resident_after(numbers: range) -> int:
+        for number in numbers:
+            names = {
+                "episode_id": f"ep_{number:032x}",
+                "rollout_id": f"ro_{number:032x}",
+                "group_id": f"g{number // 8}",
+            }
+            made = plain.model_copy(update=names)
+            archive.created(Stored(made, f"nonce {number:032x}", f"key {number:032x}", f"digest {number:064x}"))
+            archive.add_ended(made)
+            archive.fetched(made.episode_id)
         gc.collect()
-        grown, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
+        return int(Path("/proc/self/statm").read_text().split()[1]) * page
+
+    before = resident_after(range(2000))
+    grown = resident_after(range(2000, 8000)) - before
+    archive.close()
     assert len(instruction) > MOST_BYTES
-    assert grown / 1000 < MOST_BYTES
+    assert grown / 6000 < MOST_BYTES
 
 
-def test_the_rows_of_long_ago_are_the_same_and_found_by_their_time() -> None:
-    rows, plain = SummaryRows(most=3), SummaryRows()
+def test_rows_come_back_as_they_were_and_are_found_by_their_time() -> None:
+    table = EpisodeTable()
     made = [
         summary_of(episode(number, tags=("a", "b"), metadata={"x": 1}, reward=0.5)).model_copy(
             update={"created_at": 10.0 * number, "ended_s": 15.0}
@@ -190,16 +202,28 @@ def test_the_rows_of_long_ago_are_the_same_and_found_by_their_time() -> None:
         for number in range(8)
     ]
     for row in made:
-        rows.put(row)
-        plain.put(row)
-    assert [rows.get(row.episode_id) for row in made] == made
-    for at in (0.0, 12.0, 33.0, 71.0, 200.0):
-        assert rows.alive_between(at, at) == plain.alive_between(at, at)
-    assert rows.alive_between(12.0, 12.0) == ["ep_1", "ep_0"]
+        table.add(row.episode_id, EpisodeStatus.RUNNING, None)
+        table.end(row, b"{}")
+    assert [table.summary(row.episode_id) for row in made] == made
+    assert table.alive_between(12.0, 12.0) == ["ep_1", "ep_0"]
+    assert table.alive_between(200.0, 300.0) == []
     changed = made[0].model_copy(update={"reward": 1.0})
-    rows.put(changed)
-    assert rows.get("ep_0") == changed, "an old one that was changed"
+    table.end(changed, b"{}")
+    assert table.summary("ep_0") == changed
     for gone in ("ep_0", "ep_1", "ep_7"):
-        rows.remove(gone)
-        assert rows.get(gone) is None
-    assert rows.alive_between(0.0, 1e9) == ["ep_6", "ep_5", "ep_4", "ep_3", "ep_2"]
+        table.remove(gone)
+        assert table.summary(gone) is None
+    assert table.alive_between(0.0, 1e9) == ["ep_6", "ep_5", "ep_4", "ep_3", "ep_2"]
+
+
+def test_forks_are_known_from_both_sides_until_they_go() -> None:
+    table = EpisodeTable()
+    for number in range(3):
+        table.add(f"ep_{number}", EpisodeStatus.RUNNING, None)
+    for fork in ("ep_2", "ep_1"):
+        table.set_origin(fork, ORIGIN)
+    assert (table.continued(), table.forks_of("ep_9"), table.forks_of("ep_1")) == ({"ep_9"}, ["ep_1", "ep_2"], [])
+    assert (table.origin("ep_1"), table.origin("ep_0"), table.origin("ep_7")) == (ORIGIN, None, None)
+    for fork in ("ep_1", "ep_2"):
+        table.remove(fork)
+    assert (table.continued(), table.forks_of("ep_9")) == (set(), [])
