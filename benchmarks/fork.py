@@ -22,7 +22,7 @@ from typing import Any
 import anyio
 
 from turnstile import AsyncClient
-from turnstile.cli.private_server import private_server
+from turnstile._private_server import private_server
 from turnstile.client import AsyncNewEpisodeHandle
 
 SIZES = {"empty": (0, 0), "100 files of 10 KB": (100, 10_000), "10 files of 500 KB": (10, 500_000)}

@@ -36,8 +36,8 @@ from test_sources import ROOT
 PLAYED: Final = ROOT / "scripts" / "lowest.txt"
 PROJECT: Final = "turnstile-rl"
 LOWEST_PYTHON: Final = (3, 11)
-NOT_PLAYED: Final = frozenset({"dev", "docs"})
-"""Extras of tools: nobody depends on their bounds."""
+NOT_PLAYED: Final = frozenset({"dev", "docs", "ray"})
+"""Extras of tools: nobody depends on their bounds; and Ray, whose tests have an environment of their own."""
 LEFT_OUT: Final = (
     # A budget of the client with the packages of today: older ones of others take more memory.
     "tests/client/test_import_cost.py::test_an_import_stays_under_60_megabytes",

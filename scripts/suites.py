@@ -77,11 +77,11 @@ def markers(*names: str) -> frozenset[str]:
 REAL_ENGINES = markers("sglang", "vllm")
 SUITES = {
     "test": Suite(
-        none_of=markers("slow", "docker", "container", "agents", "browser", "runsc") | REAL_ENGINES,
+        none_of=markers("slow", "docker", "container", "agents", "browser", "runsc", "cluster") | REAL_ENGINES,
         processes=5,  # they wait more than they compute, and each collects its own part only
         share="folders",
     ),
-    "slow": Suite(markers("slow"), markers("docker", "agents", "browser") | REAL_ENGINES, processes=4),
+    "slow": Suite(markers("slow"), markers("docker", "agents", "browser", "cluster") | REAL_ENGINES, processes=4),
     # Other tests of servers ask one for an order, a bound or a journal that several do not share. That each
     # route is joined is held by tests/workers, in the suite `test`.
     "workers": Suite(
@@ -105,6 +105,8 @@ SUITES = {
     "runsc": Suite(markers("runsc"), processes=0),
     # What a container played is looked at by the next test of its module.
     "container": Suite(markers("container"), share="loadfile"),
+    # One cluster at a time: a module's tests share it.
+    "cluster": Suite(markers("cluster"), markers("docker"), processes=0),
     "agents": Suite(markers("agents"), REAL_ENGINES, processes=3),
     "engines": Suite(REAL_ENGINES, markers("container"), processes=len(REAL_ENGINES), share="markers"),
 }

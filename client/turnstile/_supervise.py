@@ -26,6 +26,8 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(command: list[str]) -> int:
+    # Workers of Ray block it, and children inherit that.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
     with subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,

@@ -86,7 +86,8 @@ class SourceUnavailable(ServerUnavailable):
 
 
 class SetupFault(TurnstileError):
-    """Episode after episode failed by the set-up (fault ``setup``): it cannot work before somebody changes it.
+    """Episode after episode failed by the set-up (fault ``setup``), or a cluster cannot be started: it cannot work
+    before somebody changes it.
 
     ``message`` has the server's words, ``type`` its error's type."""
 

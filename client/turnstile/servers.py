@@ -4,6 +4,8 @@
     Client(FileServers("/shared/job-17/servers"), key=KEY)      # or "file:/shared/job-17/servers"
     Client(DnsServers("turnstile.rl.svc", 8000), key=KEY)      # or "dns://turnstile.rl.svc:8000"
 
+``turnstile.ray`` has the servers in a Ray cluster.
+
 A class of your own needs ``addresses``, and must not block the event loop.
 """
 

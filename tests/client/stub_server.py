@@ -352,6 +352,7 @@ class StubServer:
         return ServerLoad(
             server_id=self.server_id,
             release=self.release,
+            node="here",
             draining=self.draining,
             drained=self.draining and not running,
             refusal="it drains" if self.draining else None,

@@ -96,6 +96,17 @@ def rows_of(done: Done) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.parametrize("words", [("up", "--ray"), ("down", "--ray"), ("episodes", "list", "--url", "ray:fleet")])
+def test_without_ray_its_commands_say_what_is_missing(monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delitem(sys.modules, "turnstile.ray", raising=False)
+    assert "pip install 'turnstile-rl[ray]'" in one_sentence(turnstile(*words), USAGE)
+
+
+def test_a_command_for_a_cluster_asks_which_kind() -> None:
+    assert "--ray" in one_sentence(turnstile("up"), USAGE)
+
+
 # episodes
 
 

@@ -85,9 +85,9 @@ def test_remembered_places_are_bounded(pool: ServerPool, monkeypatch: pytest.Mon
 
 def load(server_id: str, *, running: int = 0, places: int = 4, **changes: Any) -> ServerLoad:
     fields: dict[str, Any] = {
-        "server_id": server_id, "release": "1", "draining": False, "drained": False, "refusal": None,
-        "open": running, "max_open": 100, "queued": 0, "running": running, "max_running": places, "grading": 0,
-        "gradings_waiting": 0, "grading_places": 1, "sandboxes_in_use": None, "sandboxes_warm": None,
+        "server_id": server_id, "release": "1", "node": "here", "draining": False, "drained": False,
+        "refusal": None, "open": running, "max_open": 100, "queued": 0, "running": running, "max_running": places,
+        "grading": 0, "gradings_waiting": 0, "grading_places": 1, "sandboxes_in_use": None, "sandboxes_warm": None,
         "max_sandboxes": None, "memory_available_bytes": None, "memory_bytes": None,
     }  # fmt: skip
     return ServerLoad.model_validate(fields | changes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Any
 
 import httpx
@@ -44,6 +45,7 @@ async def test_a_server_tells_how_full_it_is_and_who_it_is(open_door: OpenDoor) 
             assert (full.open, full.running, full.free) == (2, 2, 4)
             assert full.server_id == empty.server_id
             assert full.server_id.startswith("srv_")
+            assert full.node == socket.gethostname()
             async with httpx.AsyncClient(base_url=door.url, timeout=60) as stranger:
                 assert [(await stranger.request(*one)).status_code for one in STRANGE] == [401, 401]
             assert not (await load(http)).draining

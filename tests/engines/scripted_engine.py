@@ -173,6 +173,7 @@ async def scripted_engine() -> AsyncIterator[ScriptedEngine]:
             renamed = body.get("weight_version") or body.get("new_version")
             if renamed is not None and refused is None:
                 engine.model_info["weight_version"] = renamed
+                engine.model_info["model_path"] = body.get("model_path", engine.model_info["model_path"])
         if refused is not None:
             return web.json_response({"success": False, "message": refused}, status=400)
         return web.json_response({"status": "ok"})

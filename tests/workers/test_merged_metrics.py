@@ -111,9 +111,10 @@ def test_samples_are_joined_with_what_the_others_had_last() -> None:
 
 def load(**changes: object) -> ServerLoad:
     fields: dict[str, object] = {
-        "server_id": "srv_worker", "release": "1", "draining": False, "drained": False, "refusal": None, "open": 3,
-        "max_open": 10, "queued": 1, "running": 2, "max_running": 4, "grading": 0, "gradings_waiting": 0,
-        "grading_places": 2, "sandboxes_in_use": 1, "sandboxes_warm": 0, "max_sandboxes": 8,
+        "server_id": "srv_worker", "release": "1", "node": "here", "draining": False, "drained": False,
+        "refusal": None, "open": 3, "max_open": 10, "queued": 1, "running": 2, "max_running": 4,
+        "grading": 0, "gradings_waiting": 0, "grading_places": 2, "sandboxes_in_use": 1, "sandboxes_warm": 0,
+        "max_sandboxes": 8,
         "memory_available_bytes": 5, "memory_bytes": 9, "images": ("a", "b"),
     }  # fmt: skip
     return ServerLoad.model_validate(fields | changes)

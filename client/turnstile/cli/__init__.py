@@ -2,7 +2,7 @@
 
 Modules in reading order: ``app`` (the tree of commands), ``commands`` (how a command is listed without its code),
 ``connection`` and ``output`` (which server; tables, facts, exit codes), then a module per command: ``run`` with
-``run_report`` and ``private_server``, ``episodes`` with ``transcript``, ``audit``, ``agents``.
+``run_report``, ``episodes`` with ``transcript``, ``audit``, ``agents``.
 """
 
 from __future__ import annotations

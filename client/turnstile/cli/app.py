@@ -64,6 +64,8 @@ COMMANDS = {
     "eval": CommandEntry(
         "turnstile.cli.evaluate:evaluate_models", "Models side by side on the same tasks, with intervals."
     ),
+    "up": CommandEntry("turnstile.cli.cluster:up", "Start servers in a Ray cluster."),
+    "down": CommandEntry("turnstile.cli.cluster:down", "End the servers of a Ray cluster."),
     "agents": CommandEntry(AGENTS, "Agents that a server can launch."),
     "episodes": CommandEntry(EPISODES, "List, show and export recorded episodes."),
     "ui": CommandEntry("turnstile.cli.ui:ui", "Open the server's viewer in a browser."),

@@ -15,9 +15,9 @@ import anyio
 import typer
 from pydantic import FiniteFloat, TypeAdapter, ValidationError
 
+from turnstile._private_server import PrivateServerError
 from turnstile.cli.connection import JsonOption, KeyOption, key_from
 from turnstile.cli.output import FAILED, UNREACHABLE, USAGE, Column, echo, echo_json, fail, reported, show_table
-from turnstile.cli.private_server import PrivateServerError
 from turnstile.cli.run import (
     ALL,
     INTERRUPTED,

@@ -15,7 +15,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from turnstile import errors
-from turnstile.cli.connection import DEFAULT_URL, DataDirOption, JsonOption, KeyOption, UrlOption, key_from
+from turnstile.cli.connection import (
+    DEFAULT_URL,
+    DataDirOption,
+    JsonOption,
+    KeyOption,
+    UrlOption,
+    key_from,
+    named_servers,
+)
 from turnstile.cli.output import FAILED, USAGE, Column, echo, echo_json, fail, reported, show_table
 from turnstile.client import AsyncClient
 from turnstile.models import Episode, EpisodeStatus, Regrade, TaskRef, new_id
@@ -174,7 +182,8 @@ async def _run(
     urls: Sequence[str], key: str | None, wish: RegradeWish, results: list[RegradeResult], skipped: list[str]
 ) -> None:
     """Fills ``results`` and ``skipped`` (listed episodes whose work is not kept)."""
-    async with AsyncClient(urls, key=key) as client:
+    servers, key = named_servers(urls, key)
+    async with AsyncClient(servers, key=key) as client:
         chosen = list(wish.episode_ids)
         if not chosen:
             async for episode in client.episodes(status=wish.status, group_id=wish.group_id):

@@ -19,9 +19,9 @@ import anyio
 import typer
 
 from turnstile import errors
-from turnstile.cli.connection import DataDirOption, JsonOption, KeyOption, key_from
+from turnstile._private_server import PrivateServerError, private_server
+from turnstile.cli.connection import DataDirOption, JsonOption, KeyOption, key_from, named_servers
 from turnstile.cli.output import FAILED, UNREACHABLE, USAGE, echo, echo_json, fail, reported
-from turnstile.cli.private_server import PrivateServerError, private_server
 from turnstile.cli.run_report import (
     Bar,
     RolloutFiles,
@@ -295,7 +295,8 @@ async def recorded_of(client: AsyncClient, rollout: Rollout) -> bytes | None:
 async def opened(place: RunPlace, out: Path | None) -> AsyncIterator[AsyncClient]:
     """A client of the servers. ``out``: the folder of a private server's log; None: a temporary one."""
     if place.urls:
-        async with AsyncClient(place.urls, key=place.key) as client:
+        servers, key = named_servers(place.urls, place.key)
+        async with AsyncClient(servers, key=key) as client:
             yield client
         return
     with tempfile.TemporaryDirectory(prefix="turnstile-run-") as folder:

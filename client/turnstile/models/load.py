@@ -13,6 +13,8 @@ class ServerLoad(Model):
     address."""
     release: str
     """Turnstile's version there."""
+    node: str
+    """Name of the machine, or of the container: its host's name."""
     draining: bool
     """It takes no new episodes, and ends once the open ones have ended."""
     drained: bool

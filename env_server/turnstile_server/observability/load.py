@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -35,6 +36,7 @@ def server_load(sources: LoadSources) -> ServerLoad:
     return ServerLoad(
         server_id=sources.server_id,
         release=version("turnstile-rl"),
+        node=socket.gethostname(),
         draining=sources.draining(),
         drained=sources.drained(),
         refusal=sources.refusal(),

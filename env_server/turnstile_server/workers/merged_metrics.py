@@ -140,6 +140,7 @@ def merged_load(loads: Sequence[ServerLoad], server_id: str, refusal: str | None
     return ServerLoad(
         server_id=server_id,
         release=first.release,
+        node=first.node,
         draining=any(each.draining for each in loads),
         drained=all(each.drained for each in loads),
         refusal=refusal,

@@ -2506,6 +2506,8 @@ export interface components {
             memory_available_bytes: number | null;
             /** Memory Bytes */
             memory_bytes: number | null;
+            /** Node */
+            node: string;
             /** Open */
             open: number;
             /** Queued */

@@ -1,6 +1,6 @@
-"""A private server for the length of a command: ``turnstile serve`` on free ports.
+"""A private server for the length of a block: ``turnstile serve`` on free ports.
 
-It never outlives the command: ``turnstile._supervise`` runs it and stops it when this process is gone. Needs the
+It never outlives this process: ``turnstile._supervise`` runs it and stops it when this process is gone. Needs the
 server package, and imports nothing of it.
 """
 
@@ -11,7 +11,7 @@ import os
 import secrets
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,20 +44,29 @@ class PrivateServer:
     key: str
     tasks_left_out: bool
     """Some tasks of its folders cannot be used."""
+    ended: Callable[[], Awaitable[int]]
+    """Waits until it has ended by itself; its exit code."""
 
 
 @asynccontextmanager
 async def private_server(
-    flags: Sequence[str], data_dir: Path, log: Path, environment: Mapping[str, str]
+    flags: Sequence[str],
+    data_dir: Path,
+    log: Path,
+    environment: Mapping[str, str],
+    *,
+    key: str | None = None,
+    python: str = sys.executable,
 ) -> AsyncIterator[PrivateServer]:
-    """``flags`` of ``turnstile serve``; ``environment``: beside this process's. Raises PrivateServerError."""
-    key = secrets.token_urlsafe(24)
-    python = (sys.executable, "-P", "-m")
+    """``flags`` of ``turnstile serve``; ``environment``: beside this process's; ``key``: its control key, unless
+    given one of its own; ``python``: an interpreter that has the server package. Raises PrivateServerError."""
+    key = key or secrets.token_urlsafe(24)
+    module = (python, "-P", "-m")
     ports = ("--control-port", "0", "--agent-port", "0")
-    serve = (*python, "turnstile", "serve", *ports, "--data-dir", str(data_dir))
+    serve = (*module, "turnstile", "serve", *ports, "--data-dir", str(data_dir))
     with log.open("ab") as errors:
         process = await anyio.open_process(
-            (*python, "turnstile._supervise", *serve, *flags),
+            (*module, "turnstile._supervise", *serve, *flags),
             env={**os.environ, **environment, "TURNSTILE_CONTROL_KEY": key},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -66,7 +75,7 @@ async def private_server(
         )
     try:
         ready = await _ready(process, log)
-        yield PrivateServer(ready["control_url"], key, ready["tasks_left_out"])
+        yield PrivateServer(ready["control_url"], key, ready["tasks_left_out"], process.wait)
     finally:
         with anyio.CancelScope(shield=True):
             await _stop(process)
@@ -79,11 +88,11 @@ async def _ready(process: Process, log: Path) -> dict[str, Any]:
         with anyio.fail_after(START_S):
             line = await BufferedByteReceiveStream(process.stdout).receive_until(b"\n", _MOST_BYTES)
     except TimeoutError:
-        message = f"the private server was not ready after {START_S:g} s:\n{_last_words(log)}"
+        message = f"the server was not ready after {START_S:g} s:\n{last_words(log)}"
         raise PrivateServerError(message, None) from None
     except (anyio.EndOfStream, anyio.IncompleteRead):
         code = await process.wait()
-        raise PrivateServerError(f"the private server did not start: {_last_words(log)}", code) from None
+        raise PrivateServerError(f"the server did not start: {last_words(log)}", code) from None
     ready: dict[str, Any] = json.loads(line)
     return ready
 
@@ -99,7 +108,7 @@ async def _stop(process: Process) -> None:
     await process.aclose()
 
 
-def _last_words(log: Path) -> str:
+def last_words(log: Path) -> str:
     """The server's own error messages, or the end of its log."""
     lines = log.read_text(errors="replace").splitlines()
     messages = [line.removeprefix("turnstile: ") for line in lines if line.startswith("turnstile: ")]
