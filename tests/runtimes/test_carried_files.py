@@ -21,7 +21,7 @@ from turnstile_server.runtimes.install_folder import InstallFolder
 from turnstile_server.runtimes.layout import HOST_LOADER, LOADER, TARGET
 from turnstile_server.runtimes.source import RuntimeNotMade, Source
 from turnstile_server.runtimes.store import CarriedRuntime, RuntimeStore
-from turnstile_server.sandboxes.docker.python import choose_python
+from turnstile_server.sandboxes.choose_python import choose_python
 
 pytestmark = pytest.mark.anyio
 HASHED, CHECKED = 1, 2

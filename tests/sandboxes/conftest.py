@@ -34,8 +34,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     Every run plays all tests in bubblewrap, and in Docker; those of files there only in the first case of each,
     since the helper that reads and writes them is the same program. Of the stream, which carries the same frames
-    over another connection, it plays the first case of each test of the contract; of bubblewrap with one uid,
-    what is about users.
+    over another connection, it plays the first case of each test of the contract, as of pods in a fake cluster; of
+    bubblewrap with one uid, what is about users.
     """
     seen: set[tuple[str, str]] = set()
     for item in items:
@@ -51,6 +51,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             "local-one-uid": module in USERS,
             "docker": first or module != FILES,
             "docker-stream": first and module == CONTRACT,
+            "kubernetes": first and module == CONTRACT and "slow" not in item.keywords,
         }
         if not played.get(used.name, True):
             item.add_marker(pytest.mark.thorough)

@@ -1,4 +1,4 @@
-"""The seam between HTTP and the sandbox backends, by TCP and by Unix socket, and a backend that uses it."""
+"""The seam between HTTP and the sandbox backends, by TCP and by Unix socket, and a backend by stream over it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ import pytest
 from anyio.abc import SocketStream
 from echo_app import EchoApp, agents_of
 from pool_support import LIMITS
-from tunnel_provider import TunnelProvider
 
-from turnstile_server.errors import StartupError
+from turnstile_server.errors import SandboxDeath, StartupError
 from turnstile_server.http.agent_endpoint import HttpEpisodeListener
 from turnstile_server.sandboxes.background import BackgroundTasks
 from turnstile_server.sandboxes.protocol import Command, ProviderSetup, Sandbox, SandboxProvider, SandboxSpec
@@ -34,7 +33,7 @@ GET = (
 
 @pytest.fixture
 async def tunnelled(run_dir: Path, echo_app: EchoApp, tasks: BackgroundTasks) -> AsyncIterator[SandboxProvider]:
-    settings = SandboxSettings(kind="tunnel_provider:TunnelProvider")
+    settings = SandboxSettings(kind="tunnel_provider:create")
     provider = create_provider(ProviderSetup(settings, run_dir, "owner"))
     await provider.start(agents_of(echo_app), tasks)
     yield provider
@@ -61,18 +60,20 @@ async def test_a_backend_without_mounts_is_one_class_of_any_module(tunnelled: Sa
     assert await get(one, "/e/one/v1/models") == ["404"]
 
 
-async def test_destroying_a_sandbox_closes_its_listener(tunnelled: SandboxProvider) -> None:
+async def test_destroying_a_sandbox_ends_its_process_and_the_way_to_the_app(tunnelled: SandboxProvider) -> None:
     sandbox = await tunnelled.create(SandboxSpec(LIMITS))
-    assert isinstance(tunnelled.inner, TunnelProvider)  # type: ignore[attr-defined]
-    address = tunnelled.inner.made[0]._listener.address  # type: ignore[attr-defined]
-    await anyio.connect_tcp(*address)
+    port = int((sandbox.agent_url or "").rpartition(":")[2])
+    await anyio.connect_tcp("127.0.0.1", port)
     await sandbox.destroy()
+    assert await sandbox.died() is SandboxDeath.OUTSIDE
     with pytest.raises(OSError, match="connection attempts failed"):
-        await anyio.connect_tcp(*address)
+        await anyio.connect_tcp("127.0.0.1", port)
 
 
 async def test_an_unknown_kind_names_those_that_there_are(run_dir: Path) -> None:
-    with pytest.raises(StartupError, match=r"sandboxes\.kind: .*'nonsense'.*auto, docker, local, none"):
+    with pytest.raises(
+        StartupError, match=r"sandboxes\.kind: .*'nonsense'.*auto, docker, kubernetes, local, none"
+    ):
         create_provider(ProviderSetup(SandboxSettings(kind="nonsense"), run_dir, "owner"))
 
 

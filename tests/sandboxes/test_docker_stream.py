@@ -34,8 +34,8 @@ from turnstile_server.backends import started_sandboxes
 from turnstile_server.errors import Fault, SandboxFailed, SandboxUnavailable, StartupError
 from turnstile_server.sandboxes.background import BackgroundTasks
 from turnstile_server.sandboxes.docker.containers import OWNER_LABEL, bind_mount
-from turnstile_server.sandboxes.docker.folder_tar import STAMP
 from turnstile_server.sandboxes.docker.provider import DockerProvider
+from turnstile_server.sandboxes.folder_tar import STAMP
 from turnstile_server.sandboxes.protocol import Command, Mount, Sandbox
 from turnstile_server.settings import SandboxSettings, Settings
 from waiting import wait_until

@@ -13,7 +13,7 @@ from attack import PRELUDE
 from sandbox_providers import LOCAL, SPEC, Backend
 from test_launcher import as_tests
 
-from turnstile_server.sandboxes.helper_sandbox import HelperSandbox
+from turnstile_server.sandboxes.helper_sandbox import HelperSandbox, SandboxBounds
 from turnstile_server.sandboxes.protocol import Command, SandboxProvider, User
 from turnstile_server.settings import SandboxSettings
 
@@ -187,7 +187,7 @@ async def test_terminals_are_bounded_and_stop_no_other_sandbox(
 ) -> None:
     """Docker has no bound for them (docs/security.md)."""
     for user in (User.AGENT, User.HARNESS):
-        assert await take(sandbox, _OPEN_TERMINALS, user) <= sandbox_settings.terminals
+        assert await take(sandbox, _OPEN_TERMINALS, user) <= sandbox_settings.bounds_of(SandboxBounds).terminals
         await sandbox.stop_all()
     script = "import pty; pty.spawn(['sh', '-c', 'test -t 0 && tty'])"
     assert (await python(await second(provider), script)).startswith("/dev/pts/")

@@ -262,6 +262,10 @@ class HelperClient:
             # While the sandbox is as it was found: a helper that lost its connection exits, whatever came before.
             self._tasks.start(partial(self._diagnose, self.diagnose), name=f"diagnose {self._name}")
 
+    def explain(self, why: str) -> None:
+        """For ``diagnose``: added to the sentence that open requests end with."""
+        self._lost_reason = f"{self._lost_reason}: {why}"
+
     async def close(self) -> None:
         self.lose("the sandbox was destroyed", SandboxDeath.OUTSIDE)
         await self.lost.wait()

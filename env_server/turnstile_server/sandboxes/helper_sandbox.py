@@ -45,10 +45,18 @@ _MAX_ERROR_BYTES = 8192
 
 @dataclass(frozen=True)
 class SandboxBounds(Bounds):
-    """A bound that nobody has asked to change, in seconds."""
+    """Bounds that nobody has asked to change."""
 
     output_grace_s: float = 0.25
-    """After a command has ended, time for its child processes to close its output; then they are killed."""
+    """Seconds for the child processes of a command that has ended to close its output; then they are killed."""
+    terminals: int = 16
+    """Pseudo-terminals of a sandbox, or of each of its users where they have one uid, where the helper mounts
+    them: the whole machine has some thousand."""
+    inotify_instances: int = 16
+    """Watchers of files in a sandbox with a user name space. The kernel counts those of the server and of all its
+    sandboxes together, and allows 128 on most machines (``fs.inotify.max_user_instances``)."""
+    inotify_watches: int = 16_384
+    """The same for what they watch (``fs.inotify.max_user_watches``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +138,7 @@ class HelperSandbox:
 
     async def open(self) -> None:
         """Sets the sandbox up. Raises SandboxUnavailable; the caller calls ``destroy`` then too."""
-        layout = self._layout
+        layout, bounds = self._layout, self._settings.bounds_of(SandboxBounds)
         try:
             reply = await self._client.call(
                 {
@@ -151,10 +159,10 @@ class HelperSandbox:
                     "passable": list(layout.passable),
                     "disk": layout.disk,
                     "rlimits": {**layout.rlimits, "NOFILE": self._settings.open_files},
-                    "terminals": self._settings.terminals,
-                    "inotify": [self._settings.inotify_instances, self._settings.inotify_watches],
+                    "terminals": bounds.terminals,
+                    "inotify": [bounds.inotify_instances, bounds.inotify_watches],
                     "filter": b64encode(call_filter.program()).decode() if layout.filtered else None,
-                    "grace_s": self._settings.bounds_of(SandboxBounds).output_grace_s,
+                    "grace_s": bounds.output_grace_s,
                     "forward": self._forward(
                         layout.forward_port, self._link.gate_inside, self._settings.max_connections
                     ),

@@ -90,13 +90,15 @@ class StreamLink:
         self._stream = stream
 
     async def greeted(self, timeout_s: float) -> HelperClient:
-        """Waits for the helper's first frame. Raises SandboxUnavailable where it does not come, or is another."""
+        """Greets the helper and waits for its first frame. Raises SandboxUnavailable where it does not come, or is
+        another."""
         if self._stream is None:
             raise RuntimeError("the link has no stream")
         decoder = frames.Decoder()
         hello: list[frames.Frame] = []
         try:
             with anyio.fail_after(timeout_s):
+                await self._stream.send(frames.GREETING)
                 while not hello:
                     hello.extend(decoder.feed(await self._stream.receive(_HELLO_BYTES)))
         except TimeoutError as error:

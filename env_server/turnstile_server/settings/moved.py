@@ -90,7 +90,10 @@ _CONSTANTS: Final[Mapping[tuple[str, str], str]] = {
     ("observability", "observability.bounds:LiveBounds"): "kept_samples",
     ("openenv", "control.openenv.openenv_parts:OpenEnvBounds"): "max_ahead kept",
     ("openenv", "http.bounds:ListenerBounds"): "ping_interval_s ping_timeout_s",
-    ("sandboxes", "sandboxes.helper_sandbox:SandboxBounds"): "output_grace_s",
+    ("sandboxes", "sandboxes.helper_sandbox:SandboxBounds"): (
+        "output_grace_s terminals inotify_instances inotify_watches"
+    ),
+    ("sandboxes", "sandboxes.kubernetes.backend:PodBounds"): "schedule_s pull_s gone_s",
     ("tasks", "tasks.bounds:TaskBounds"): "cached_rows max_rows max_class_tasks",
     ("tools", "http.bounds:ListenerBounds"): "body_timeout_s send_timeout_s",
     ("tools", "own_tools.bounds:OwnToolBounds"): (

@@ -22,8 +22,8 @@ class SandboxSettings(BoundedSection):
 
     kind: str = Field(
         "auto",
-        description="Backend: `docker`, `local`, `none`, one that a package adds, or `auto`: Docker if its engine "
-        "answers, else `local` if bubblewrap works, else none.",
+        description="Backend: `docker`, `local`, `kubernetes`, `none`, one that a package adds, or `auto`: Docker "
+        "if its engine answers, else `local` if bubblewrap works, else none.",
     )
     allow_unisolated: bool = Field(
         False,
@@ -32,7 +32,9 @@ class SandboxSettings(BoundedSection):
     docker_host: str | None = Field(
         None, description="Address of the Docker engine; none: `DOCKER_HOST`, then the default socket."
     )
-    docker_image: str = Field("python:3.11-slim", description="`docker`: the image for tasks that name none.")
+    docker_image: str = Field(
+        "python:3.11-slim", description="`docker`, `kubernetes`: the image for tasks that name none."
+    )
     docker_runtime: str | None = Field(
         None,
         description="`docker`: the engine's runtime for every sandbox, e.g. `runsc` (gVisor) or `kata`; none: the "
@@ -57,14 +59,22 @@ class SandboxSettings(BoundedSection):
     )
     docker_python: Literal["auto", "carried", "image"] = Field(
         "auto",
-        description="`docker`: the Python that the helper, graders and agents run on. `carried`: one made of "
-        "the server's own and mounted, so images need none; `image`: the image's; `auto`: carried where one can "
-        "be made (x86-64, Debian or Ubuntu).",
+        description="`docker`, `kubernetes`: the Python that the helper, graders and agents run on. "
+        "`carried`: one made of the server's own and mounted, so images need none; `image`: the image's; `auto`: "
+        "carried where one can be made (x86-64, Debian or Ubuntu).",
     )
     docker_copy_timeout_s: float = Field(
         600.0, gt=0, description="Time to copy one folder (an agent's) to an engine that does not see it."
     )
     docker_parallel: int = Field(4, ge=1, description="Calls to the Docker engine at once; further ones wait.")
+    kubernetes_namespace: str | None = Field(
+        None, description="Namespace of the pods; none: that of the kubeconfig's context, or of the server's pod."
+    )
+    kubernetes_pod: Path | None = Field(
+        None,
+        description="YAML file with a part of a Pod: labels, node selector, tolerations, runtime class, priority, "
+        "pull secrets.",
+    )
     run_dir: Path | None = Field(
         None,
         description="Folder of the sandboxes' Unix sockets; its path must be short. None: a folder in the "
@@ -104,24 +114,6 @@ class SandboxSettings(BoundedSection):
         description="Descriptors of a command's process: its hard limit (`ulimit -Hn`). Never more than half of "
         "what the sandbox's helper may have: `local` as the server's own process, `docker` as the engine's "
         "containers.",
-    )
-    terminals: int = Field(
-        16,
-        ge=1,
-        description="`local`: pseudo-terminals of a sandbox, or of each of its users where they have one uid. "
-        "The whole machine has some thousand.",
-    )
-    inotify_instances: int = Field(
-        16,
-        ge=1,
-        description="`local` without root: watchers of files (inotify) in a sandbox. The kernel counts those of "
-        "the server and of all its sandboxes together, and allows 128 on most machines "
-        "(`fs.inotify.max_user_instances`).",
-    )
-    inotify_watches: int = Field(
-        16_384,
-        ge=1,
-        description="The same for what they watch (`fs.inotify.max_user_watches`).",
     )
     agent_uid: int = Field(61001, ge=1, description="User id of the model's commands; the work folder is its own.")
     tests_uid: int = Field(61002, ge=1, description="User id of hidden tests.")

@@ -7,14 +7,23 @@ here, and none for a program that is not root's; nothing of the host can be writ
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from turnstile_server.errors import TaskFailed
 from turnstile_server.runtimes.layout import PYTHON
 from turnstile_server.sandboxes import call_filter
 from turnstile_server.sandboxes.docker.inspected import Image
 from turnstile_server.sandboxes.helper import HELPER_TARGET, SOCKET_TARGET
 from turnstile_server.sandboxes.helper_sandbox import Layout
-from turnstile_server.sandboxes.protocol import HOMES, IMAGE_PYTHON, SandboxLimits, SandboxSpec, User
+from turnstile_server.sandboxes.protocol import (
+    HOMES,
+    IMAGE_PYTHON,
+    IMAGE_WORKDIR,
+    SandboxLimits,
+    SandboxSpec,
+    User,
+)
 from turnstile_server.sandboxes.users import Uids
 
 OWNER_LABEL = "turnstile.owner"
@@ -28,13 +37,13 @@ PLAIN_COMMAND = ("/bin/sh", "-c", "while :; do sleep 3600 & wait; done")
 
 _ARCHITECTURE = "amd64"
 """The architecture of images that can have the carried runtime, as Docker names it."""
-_OF_LOADERS = ("GLIBC_TUNABLES", "LD_AUDIT", "LD_LIBRARY_PATH", "LD_PRELOAD")
+OF_LOADERS = ("GLIBC_TUNABLES", "LD_AUDIT", "LD_LIBRARY_PATH", "LD_PRELOAD")
 """Variables of an image that would give the carried runtime libraries of the image's."""
-_CAPABILITIES = ("SETUID", "SETGID", "SETPCAP", "KILL")
+CAPABILITIES = ("SETUID", "SETGID", "SETPCAP", "KILL")
 """The helper becomes each user, and kills what they leave. No user has any, not even in its bounding set."""
 _PLAIN_CAPABILITIES = ("KILL",)
 """Capabilities of a container without the helper, where the engine changes the user."""
-_TREE_CAPABILITIES = ("CHOWN", "DAC_OVERRIDE")
+TREE_CAPABILITIES = ("CHOWN", "DAC_OVERRIDE")
 """Beside those, where the first process gives files of the image to the agent."""
 _LOG = {"Type": "json-file", "Config": {"max-size": "256k", "max-file": "1"}}
 _NO_LOG = {"Type": "none"}
@@ -51,6 +60,18 @@ def name(sandbox_id: str) -> str:
 def can_carry(image: Image) -> bool:
     """True if the carried runtime starts in the image."""
     return image.architecture == _ARCHITECTURE
+
+
+def with_workdir(spec: SandboxSpec, image: Image, name: str) -> SandboxSpec:
+    """``spec`` with the work folder that it takes from the image. Raises TaskFailed."""
+    if spec.workdir != IMAGE_WORKDIR:
+        return spec
+    if image.workdir.strip("/") == "":
+        raise TaskFailed(
+            f"the image {name} has no work folder of its own (WORKDIR), and the work of an agent is what it "
+            "changes there: name one in the Dockerfile or in the task"
+        )
+    return replace(spec, workdir=image.workdir)
 
 
 def layout(spec: SandboxSpec, image: Image, uids: Uids, python: str, *, own_kernel: bool) -> Layout:
@@ -151,8 +172,8 @@ def _body(
     environment: Mapping[str, str],
     mounts: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
-    own = _PLAIN_CAPABILITIES if command == PLAIN_COMMAND else _CAPABILITIES
-    capabilities = own + (_TREE_CAPABILITIES if spec.image_files else ())
+    own = _PLAIN_CAPABILITIES if command == PLAIN_COMMAND else CAPABILITIES
+    capabilities = own + (TREE_CAPABILITIES if spec.image_files else ())
     host = _host(
         spec.limits,
         capabilities,
@@ -160,7 +181,7 @@ def _body(
         tmpfs=_memory_folders(spec, image, uids),
         mounts=mounts,
     )
-    removed = _OF_LOADERS if command[0] == PYTHON else ()
+    removed = OF_LOADERS if command[0] == PYTHON else ()
     return _container(image, labels, command, environment, host, removed)
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import secrets
 import shutil
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -22,10 +21,11 @@ from turnstile_server.egress.proxy import EgressProxy
 from turnstile_server.errors import SandboxDeath, SandboxUnavailable, StartupError, TaskFailed
 from turnstile_server.runtimes.store import RuntimeStore
 from turnstile_server.sandboxes.background import BackgroundTask, BackgroundTasks
+from turnstile_server.sandboxes.choose_python import NO_RUNTIME, choose_python
 from turnstile_server.sandboxes.docker import containers
 from turnstile_server.sandboxes.docker.engine import DockerEngine
 from turnstile_server.sandboxes.docker.fallback import ExecSandbox
-from turnstile_server.sandboxes.docker.inspected import ContainerState, Image
+from turnstile_server.sandboxes.docker.inspected import ContainerState
 from turnstile_server.sandboxes.docker.launch import (
     Launch,
     Launcher,
@@ -34,7 +34,6 @@ from turnstile_server.sandboxes.docker.launch import (
     StreamLaunch,
 )
 from turnstile_server.sandboxes.docker.probes import ImageProbes
-from turnstile_server.sandboxes.docker.python import NO_RUNTIME, choose_python
 from turnstile_server.sandboxes.docker.runtime import ContainerRuntime
 from turnstile_server.sandboxes.docker.server_files import ServerFiles
 from turnstile_server.sandboxes.docker.transport import BIND, STREAM, EngineTransport, not_possible
@@ -43,7 +42,7 @@ from turnstile_server.sandboxes.endpoint import AgentEndpoint
 from turnstile_server.sandboxes.helper_sandbox import HelperSandbox
 from turnstile_server.sandboxes.link import SandboxLink
 from turnstile_server.sandboxes.network import SandboxNetwork
-from turnstile_server.sandboxes.protocol import IMAGE_WORKDIR, ImageFacts, ProviderSetup, Sandbox, SandboxSpec
+from turnstile_server.sandboxes.protocol import ImageFacts, ProviderSetup, Sandbox, SandboxSpec
 from turnstile_server.sandboxes.run_folder import RunFolder, unusable
 from turnstile_server.sandboxes.users import Uids, UidSets
 from turnstile_server.settings import SandboxSettings
@@ -198,7 +197,7 @@ class DockerProvider:
             if spec.image is None:
                 raise SandboxUnavailable(f"{missing}, or name another one (sandboxes.docker_image)")
             raise TaskFailed(missing)
-        spec = _with_workdir(spec, image, name)
+        spec = containers.with_workdir(spec, image, name)
         self._remove_left(tasks)
         sandbox_id = _PREFIX + secrets.token_hex(6)  # short: it is part of the sockets' paths
         runtime = self._carried.runtime if containers.can_carry(image) else None
@@ -383,18 +382,6 @@ class DockerProvider:
 
     def _labels(self, sandbox_id: str) -> dict[str, str]:
         return {containers.OWNER_LABEL: self._owner, containers.SANDBOX_LABEL: sandbox_id}
-
-
-def _with_workdir(spec: SandboxSpec, image: Image, name: str) -> SandboxSpec:
-    """``spec`` with the work folder that it takes from the image. Raises TaskFailed."""
-    if spec.workdir != IMAGE_WORKDIR:
-        return spec
-    if image.workdir.strip("/") == "":
-        raise TaskFailed(
-            f"the image {name} has no work folder of its own (WORKDIR), and the work of an agent is what it "
-            "changes there: name one in the Dockerfile or in the task"
-        )
-    return replace(spec, workdir=image.workdir)
 
 
 async def _destroy(sandbox: HelperSandbox | ExecSandbox) -> None:

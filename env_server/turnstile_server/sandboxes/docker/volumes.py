@@ -31,8 +31,8 @@ from turnstile_server.errors import SandboxUnavailable
 from turnstile_server.sandboxes.background import BackgroundTask, BackgroundTasks
 from turnstile_server.sandboxes.docker import containers
 from turnstile_server.sandboxes.docker.engine import DockerEngine
-from turnstile_server.sandboxes.docker.folder_tar import STAMP, digest, tar_of
 from turnstile_server.sandboxes.docker.inspected import Image
+from turnstile_server.sandboxes.folder_tar import STAMP, digest, tar_of
 
 log = logging.getLogger(__name__)
 

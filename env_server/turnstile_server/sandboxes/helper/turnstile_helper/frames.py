@@ -7,9 +7,11 @@ no socket of the server is mounted, it is the helper's own standard input and ou
 
 both lengths big-endian, bounded by ``MAX_HEADER`` and ``MAX_PAYLOAD``; a frame beyond them ends the connection.
 
-First frame, helper to server: ``{"hello": VERSION, "token"}``; no token on standard output. Then the server asks,
-``id`` being its own number::
+First frame, helper to server: ``{"hello": VERSION, "token"}``; no token on standard output. On standard input
+``GREETING`` comes before it, from the server: what a program says before somebody listens is lost in most engines.
+Then the server asks, ``id`` being its own number::
 
+    {"id", "op": "facts"}                what the helper was started with: cwd, env, machine (by uname)
     {"id", "op": "setup", …}             once, before anything else (fields: ``setup.py``)
     {"id", "op": "run", argv, cwd, env, user, timeout_s, max_output, stdin_size, line_s?, launches?, network?,
      passed?}
@@ -47,6 +49,8 @@ import struct
 from typing import Any, Dict, Iterator, Tuple  # noqa: UP035 - Python 3.8
 
 VERSION = 1
+GREETING = b"\n"
+"""The server's first byte on a helper's standard input."""
 MAX_HEADER = 8 << 20
 MAX_PAYLOAD = 1 << 20
 CHUNK = 256 << 10

@@ -1,8 +1,9 @@
 """Connects to the server and serves requests until the connection ends; then kills everything.
 
 Dials the server's socket and sends the token; where it is given no socket, standard input and output are the
-connection. Holds: the connection is made before any other program runs in the sandbox, and once; a request that
-fails answers with its failure and disturbs no other; when the server is gone nothing in the sandbox runs on.
+connection, and the server speaks first. Holds: the connection is made before any other program runs in the
+sandbox, and once; a request that fails answers with its failure and disturbs no other; when the server is gone
+nothing in the sandbox runs on.
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ def main() -> int:
     if APART in sys.argv:
         become_first_process()
     reading, writing = _dial(os.environ[_SOCKET]) if _SOCKET in os.environ else _standard_streams()
-    hello = {"hello": frames.VERSION, "token": os.environ.get(_TOKEN, "")}
+    hello = {"hello": frames.VERSION, "token": os.environ.pop(_TOKEN, "")}
     os.write(writing, frames.encode(hello))  # less than any pipe holds, so it goes out whole
+    facts = {"cwd": os.getcwd(), "env": dict(os.environ), "machine": os.uname().machine}
     os.environ.clear()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
@@ -47,7 +49,7 @@ def main() -> int:
         processes.hide_memory()
     take_descriptors()
     gc.freeze()  # a child shares these pages for longer
-    Helper(reading, writing).run()
+    Helper(reading, writing, facts).run()
     return frames.CONNECTION_LOST
 
 
@@ -62,6 +64,8 @@ def _dial(path: str) -> tuple[int, int]:
 def _standard_streams() -> tuple[int, int]:
     """The same of standard input and output, which then lead elsewhere: no stray word gets among the frames."""
     reading, writing = os.dup(0), os.dup(1)
+    if os.read(reading, 1) != frames.GREETING:
+        sys.exit(frames.CONNECTION_LOST)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
@@ -70,8 +74,9 @@ def _standard_streams() -> tuple[int, int]:
 
 
 class Helper:
-    def __init__(self, reading: int, writing: int) -> None:
+    def __init__(self, reading: int, writing: int, facts: Mapping[str, Any]) -> None:
         self._reading = reading
+        self._facts = facts
         os.set_blocking(reading, False)
         os.set_blocking(writing, False)
         self._decoder = frames.Decoder()
@@ -125,8 +130,9 @@ class Helper:
                 self._file(request, header)
             elif operation == "stop_all":
                 self._stop_all(request)
-            elif operation == "setup":
-                self._outbox.send({"id": request, "ev": "end", **self._setup(header)})
+            elif operation in ("facts", "setup"):
+                answer = self._facts if operation == "facts" else self._setup(header)
+                self._outbox.send({"id": request, "ev": "end", **answer})
             else:
                 raise ValueError(f"there is no operation {operation!r}")
         except Exception as error:  # noqa: BLE001 - one request's fault may not end the others

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 STAMP = ".turnstile-complete"
+TAR_END = bytes(2 * tarfile.BLOCKSIZE)
 _CHUNK = 1 << 20
 
 
@@ -46,9 +47,18 @@ def digest(folder: Path) -> str:
 
 def tar_of(folder: Path, stamp: str) -> Iterator[bytes]:
     """The parts of the tar. Raises OSError, also where a file changes meanwhile."""
+    yield from entries_of(folder)
+    info = tarfile.TarInfo(STAMP)
+    info.mode, info.size = 0o444, len(stamp)
+    yield _header(info) + stamp.encode() + bytes(-info.size % tarfile.BLOCKSIZE)
+    yield TAR_END
+
+
+def entries_of(folder: Path, prefix: str = "") -> Iterator[bytes]:
+    """The parts of a tar that has no end yet. ``prefix``: before each name in it. Raises OSError."""
     for entry in _entries(folder):
         mode = entry.status.st_mode
-        info = tarfile.TarInfo(entry.name)
+        info = tarfile.TarInfo(prefix + entry.name)
         info.mtime, info.mode = int(entry.status.st_mtime), _shared_mode(mode)
         if stat.S_ISLNK(mode):
             info.type, info.linkname = tarfile.SYMTYPE, os.readlink(entry.path)
@@ -60,10 +70,6 @@ def tar_of(folder: Path, stamp: str) -> Iterator[bytes]:
         if info.isreg():
             yield from _content(entry)
             yield bytes(-info.size % tarfile.BLOCKSIZE)
-    info = tarfile.TarInfo(STAMP)
-    info.mode, info.size = 0o444, len(stamp)
-    yield _header(info) + stamp.encode() + bytes(-info.size % tarfile.BLOCKSIZE)
-    yield bytes(2 * tarfile.BLOCKSIZE)
 
 
 def _entries(folder: Path) -> Iterator[_Entry]:

@@ -1,0 +1,244 @@
+"""A sandbox as a Pod object (Kubernetes API reference, "Pod v1 core"). Pure.
+
+Holds for every pod: no token of a service account, no name service, no way to gain a capability; memory and CPUs
+bounded, and as much requested; everything that can be written is bounded; it is never started again, and ends by
+itself after ``DEADLINE_S``. Its first container, ``FILES``, unpacks what it is sent into a volume, and makes the
+folders that can be written, with their owners; ``SANDBOX`` runs the helper and has the first volume read-only. It
+fits the Pod Security Standard "baseline".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from turnstile_server.errors import StartupError, TaskFailed
+from turnstile_server.runtimes.layout import PYTHON
+from turnstile_server.sandboxes.docker import containers
+from turnstile_server.sandboxes.docker.inspected import Image
+from turnstile_server.sandboxes.helper import SOCKET_TARGET
+from turnstile_server.sandboxes.helper_sandbox import Layout
+from turnstile_server.sandboxes.protocol import HOMES, IMAGE_WORKDIR, SandboxLimits, SandboxSpec, User
+from turnstile_server.sandboxes.stream_provider import HostFacts, helper_command
+from turnstile_server.sandboxes.users import Uids
+
+FILES: Final = "files"
+SANDBOX: Final = "sandbox"
+OWNER_LABEL: Final = containers.OWNER_LABEL
+SANDBOX_LABEL: Final = containers.SANDBOX_LABEL
+DEADLINE_S: Final = 24 * 3600
+"""No sandbox is older: the last resort for pods of a server that is gone for good."""
+_FILES_ROOM: Final = 4 << 30
+"""Bytes of the server's files in a pod: the helper, its Python, an agent."""
+_PARTS: Final = 8
+"""The home of the tests has one of so many parts of the disk to itself, so that nobody else can fill it."""
+_ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
+_OF_CLUSTER: Final = "KUBERNETES_"
+"""Variables with which every container of a cluster is started. They are no image's."""
+_RECEIVE: Final = """set -e
+cd /turnstile-files && mkdir -m 755 $0 && tar -xf -
+cd /turnstile-disk
+while [ $# -gt 0 ]; do mkdir -m "$2" "$1"; chown "$3:$3" "$1"; shift 3; done
+mkdir -m 700 /turnstile-tests/home && chown {tests}:{tests} /turnstile-tests/home
+"""
+
+
+def name_of(sandbox_id: str) -> str:
+    return containers.name(sandbox_id)
+
+
+def sandbox_pod(
+    sandbox_id: str,
+    spec: SandboxSpec,
+    image: str,
+    files_image: str,
+    uids: Uids,
+    python: str,
+    targets: Sequence[str],
+    labels: Mapping[str, str],
+    template: Mapping[str, Any],
+) -> dict[str, Any]:
+    """``files_image``: of the first container; it has ``sh``, ``tar``, ``mkdir`` and ``chown``. ``targets``: where
+    the folders that are sent to it appear. ``template``: what ``read_template`` returned."""
+    folders = _memory_folders(spec, uids)
+    mounts = [
+        *(_mount("files", target, sub=str(number), read_only=True) for number, target in enumerate(targets)),
+        *(_mount("disk", path, sub=sub) for path, (sub, _, _) in folders.items()),
+        _mount("tests", HOMES[User.TESTS], sub="home"),
+    ]
+    tree = containers.TREE_CAPABILITIES if spec.image_files else ()
+    added = template.get("metadata", {})
+    own = template.get("spec", {})
+    selector = {"kubernetes.io/os": "linux"}
+    if python == PYTHON:
+        selector["kubernetes.io/arch"] = "amd64"
+    disk = spec.limits.disk_bytes
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": name_of(sandbox_id),
+            "labels": {**added.get("labels", {}), **labels},
+            "annotations": added.get("annotations", {}),
+        },
+        "spec": {
+            **own,
+            "restartPolicy": "Never",
+            "activeDeadlineSeconds": DEADLINE_S,
+            "terminationGracePeriodSeconds": 1,
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "hostname": "sandbox",
+            "dnsPolicy": "None",
+            "dnsConfig": {"nameservers": ["127.0.0.1"]},
+            "nodeSelector": {**selector, **own.get("nodeSelector", {})},
+            "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
+            "initContainers": [
+                {
+                    "name": FILES,
+                    "image": files_image,
+                    "command": _receive(len(targets), folders, uids),
+                    "stdin": True,
+                    "stdinOnce": True,
+                    "resources": _resources(spec.limits),
+                    "securityContext": _security(("CHOWN",), read_only=True),
+                    "volumeMounts": [_mount(each, f"/turnstile-{each}") for each in ("files", "disk", "tests")],
+                }
+            ],
+            "containers": [
+                {
+                    "name": SANDBOX,
+                    "image": image,
+                    "command": list(helper_command(python)),
+                    "env": _without_loaders(python),
+                    "stdin": True,
+                    "stdinOnce": True,
+                    "terminationMessagePolicy": "FallbackToLogsOnError",
+                    "resources": _resources(spec.limits, _FILES_ROOM + disk if spec.image_files else None),
+                    "securityContext": _security(
+                        (*containers.CAPABILITIES, *tree), read_only=not spec.image_files
+                    ),
+                    "volumeMounts": mounts,
+                }
+            ],
+            "volumes": [
+                {"name": "files", "emptyDir": {"sizeLimit": str(_FILES_ROOM)}},
+                {"name": "disk", "emptyDir": {"medium": "Memory", "sizeLimit": str(disk - disk // _PARTS)}},
+                {"name": "tests", "emptyDir": {"medium": "Memory", "sizeLimit": str(disk // _PARTS)}},
+            ],
+        },
+    }
+
+
+_OWN_FIELDS: Final = frozenset(
+    (
+        *(
+            "restartPolicy",
+            "activeDeadlineSeconds",
+            "terminationGracePeriodSeconds",
+            "automountServiceAccountToken",
+        ),
+        *("enableServiceLinks", "hostname", "dnsPolicy", "dnsConfig", "securityContext", "initContainers"),
+        *("containers", "volumes", "hostNetwork", "hostPID", "hostIPC", "shareProcessNamespace"),
+    )
+)
+"""Fields of a pod's ``spec`` that no template may set: they are what isolates it."""
+
+
+def read_template(path: Path | None) -> Mapping[str, Any]:
+    """A part of a Pod from a YAML file: ``metadata`` with ``labels`` and ``annotations``, ``spec`` with what is
+    not ours. Raises StartupError."""
+    if path is None:
+        return {}
+    try:
+        found = yaml.safe_load(path.read_text())
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise StartupError(f"sandboxes.kubernetes_pod: {path} cannot be read: {error}") from error
+    if not isinstance(found, dict) or not all(
+        isinstance(found.get(key, {}), dict) for key in ("metadata", "spec")
+    ):
+        raise StartupError(f"sandboxes.kubernetes_pod: {path} is no part of a Pod (a mapping with `spec`)")
+    wrong = [
+        *sorted(found.keys() - {"apiVersion", "kind", "metadata", "spec"}),
+        *(f"metadata.{key}" for key in sorted(found.get("metadata", {}).keys() - {"labels", "annotations"})),
+        *(f"spec.{key}" for key in sorted(found.get("spec", {}).keys() & _OWN_FIELDS)),
+    ]
+    if wrong:
+        raise StartupError(
+            f"sandboxes.kubernetes_pod: {path} may not set {', '.join(wrong)}: Turnstile sets it, to keep what is "
+            "in a sandbox inside"
+        )
+    return found
+
+
+def layout(spec: SandboxSpec, facts: HostFacts, uids: Uids, python: str, image: str) -> Layout:
+    """Raises TaskFailed for an image without a work folder, where the task wants the image's."""
+    environment = tuple((k, v) for k, v in facts.environment.items() if v and not k.startswith(_OF_CLUSTER))
+    found = Image(
+        image,
+        volumes=(),
+        path=facts.environment.get("PATH") or Layout().path,
+        architecture=_ARCHITECTURES.get(facts.machine, facts.machine),
+        workdir=facts.workdir,
+        environment=environment,
+    )
+    spec = containers.with_workdir(spec, found, image)
+    # A pod has no bound of processes of its own (a kubelet has one for all): each user has one.
+    return containers.layout(spec, found, uids, python, own_kernel=True)
+
+
+def check(spec: SandboxSpec) -> None:
+    """Raises TaskFailed for what pods do not have."""
+    if spec.workdir == IMAGE_WORKDIR and not spec.image_files:
+        raise TaskFailed("the task's work folder is its image's, but its files are not (image_files)")
+
+
+def _memory_folders(spec: SandboxSpec, uids: Uids) -> dict[str, tuple[str, str, int]]:
+    """Everything that can be written, but for the home of the tests: name in the volume, mode and owner, by
+    path."""
+    homes = {HOMES[user]: ("700", uid) for user, uid in uids.items() if user is not User.TESTS}
+    folders = {"/tmp": ("1777", 0), "/dev/shm": ("1777", 0), SOCKET_TARGET: ("755", 0), **homes}
+    folders.update(dict.fromkeys(spec.folders, ("1777", 0)))
+    if not spec.image_files:
+        folders[spec.workdir] = ("755", uids[User.AGENT])
+    return {path: (f"d{number}", mode, uid) for number, (path, (mode, uid)) in enumerate(folders.items())}
+
+
+def _receive(files: int, folders: Mapping[str, tuple[str, str, int]], uids: Uids) -> list[str]:
+    script = _RECEIVE.replace("$0", " ".join(map(str, range(files)))).replace("{tests}", str(uids[User.TESTS]))
+    words = [str(word) for folder in folders.values() for word in folder]
+    return ["/bin/sh", "-c", script, "sh", *words]
+
+
+def _resources(limits: SandboxLimits, storage: int | None = None) -> dict[str, Any]:
+    """``storage``: bytes of the node's disk, where the root can be written to."""
+    bounds = {"cpu": f"{round(limits.cpus * 1000)}m", "memory": str(limits.memory_bytes)}
+    if storage is not None:
+        bounds["ephemeral-storage"] = str(storage)
+    return {"requests": bounds, "limits": bounds}
+
+
+def _security(capabilities: Sequence[str], *, read_only: bool) -> dict[str, Any]:
+    return {
+        "runAsUser": 0,
+        "runAsGroup": 0,
+        "privileged": False,
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": read_only,
+        "capabilities": {"drop": ["ALL"], "add": list(capabilities)},
+    }
+
+
+def _without_loaders(python: str) -> list[dict[str, str]]:
+    """No field takes an image's variable away; an empty one does nothing."""
+    return [{"name": name, "value": ""} for name in containers.OF_LOADERS] if python == PYTHON else []
+
+
+def _mount(volume: str, path: str, *, sub: str = "", read_only: bool = False) -> dict[str, Any]:
+    made: dict[str, Any] = {"name": volume, "mountPath": path}
+    if sub:
+        made["subPath"] = sub
+    return {**made, "readOnly": True} if read_only else made
