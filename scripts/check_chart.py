@@ -1,0 +1,67 @@
+"""Lints and renders a Helm chart, and holds objects against Kubernetes' schemas: no field that is not theirs.
+
+    scripts/install_pinned.sh scripts/chart-tools.txt DIR
+    echo '{"chart": "deploy/helm/turnstile", "values": [{}], "objects": []}' > asked.json
+    DIR/bin/python scripts/check_chart.py < asked.json
+
+Reads and writes JSON; ``values``: sets of values, each rendered as release ``t`` in namespace ``ns``; ``objects``:
+further ones that are validated. The answer: ``lint`` (messages), ``rendered`` (for each set its objects, or
+``error``), ``invalid`` (sentences). It imports nothing of Turnstile, and speaks to no cluster.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import kubernetes_validate  # type: ignore[import-not-found, unused-ignore]
+import yaml
+from helm_python import Chart, HelmError, lint  # type: ignore[import-not-found, unused-ignore]
+
+INFORMATION = 1
+"""Severity of a finding that asks for nothing, such as a missing icon."""
+VERSIONS = ("1.30", "1.37")
+"""The first that the server works with, and the newest that is known."""
+
+
+def rendered(chart: Any, values: dict[str, Any]) -> Any:
+    try:
+        files = chart.render(values, name="t", namespace="ns")
+    except HelmError as error:
+        return {"error": str(error)}
+    texts = [text for name, text in sorted(files.items()) if name.endswith(".yaml")]
+    return [each for text in texts for each in yaml.safe_load_all(text) if each]
+
+
+def invalid(thing: dict[str, Any]) -> list[str]:
+    found = []
+    for version in VERSIONS:
+        try:
+            kubernetes_validate.validate(thing, version, strict=True)
+        except Exception as error:  # noqa: BLE001 - each of its errors is a sentence of the answer
+            found.append(
+                f"{thing.get('kind')} {thing['metadata'].get('name')}, {version}: {str(error).splitlines()[0]}"
+            )
+    return found
+
+
+def findings(path: str, values: dict[str, Any]) -> list[str]:
+    """Warnings and errors."""
+    report = lint(path, values, strict=True, namespace="ns", kube_version=f"v{VERSIONS[0]}.0")
+    return [each["error"] for each in report["messages"] if each["severity"] > INFORMATION]
+
+
+def main() -> None:
+    asked = json.load(sys.stdin)
+    path = asked["chart"]
+    with Chart.load(path) as chart:
+        sets = [rendered(chart, values) for values in asked["values"]]
+    found = [sentence for values in asked["values"] for sentence in findings(path, values)]
+    things = [*asked["objects"], *(each for objects in sets if isinstance(objects, list) for each in objects)]
+    wrong = [sentence for each in things for sentence in invalid(each)]
+    json.dump({"lint": found, "rendered": sets, "invalid": wrong}, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
