@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -17,7 +18,9 @@ from turnstile_server.settings import SandboxSettings
 
 
 async def main(run_dir: str, owner: str) -> None:
-    setup = ProviderSetup(SandboxSettings(docker_python="image"), Path(run_dir), owner)
+    namespace = os.environ.get("TURNSTILE_SANDBOXES__KUBERNETES_NAMESPACE")
+    settings = SandboxSettings(docker_python="image", kubernetes_namespace=namespace)
+    setup = ProviderSetup(settings, Path(run_dir), owner)
     provider = StreamProvider(PodBackend(setup, tries_policy=False), setup)
     async with BackgroundTasks() as tasks:
         await provider.start(agents_of(EchoApp()), tasks)

@@ -33,6 +33,7 @@ from turnstile_server.sandboxes.kubernetes.cluster_access import ClusterAccess, 
 
 TOKEN = "the-token-of-the-tests"
 ACCOUNT = "system:serviceaccount:{}:turnstile"
+NODE_MILLICORES = 64_000
 _GROUPS = {"pods": "", "networkpolicies": "networking.k8s.io"}
 Right = tuple[str, str, str, str]
 """Verb, API group, resource, subresource."""
@@ -47,8 +48,6 @@ class Namespace:
     denied: set[Right] = field(default_factory=set)
     quota: int | None = None
     enforced: bool = True
-    full: bool = False
-    """No node has room."""
     pods: dict[str, dict[str, Any]] = field(default_factory=dict)
     policies: dict[str, dict[str, Any]] = field(default_factory=dict)
     created: list[dict[str, Any]] = field(default_factory=list)
@@ -329,7 +328,8 @@ class FakeCluster:
     # The life of a pod.
 
     async def _play(self, namespace: Namespace, name: str) -> None:
-        if namespace.full:
+        resources = namespace.pods[name]["spec"]["containers"][0]["resources"]
+        if int(resources["requests"]["cpu"].removesuffix("m")) > NODE_MILLICORES:
             message = "0/3 nodes are available: 3 Insufficient cpu."
             self._status(
                 namespace,

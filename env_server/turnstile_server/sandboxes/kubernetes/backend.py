@@ -117,8 +117,7 @@ class PodBackend:
         self._taken: dict[str, Uids] = {}
         self._cluster: tuple[str, str] | None = None
         """Host and port of the API server, as the first pod was told them."""
-        # A label's value may not begin or end with all that a folder's name may.
-        self._owner = hashlib.sha256(setup.owner.encode()).hexdigest()[:16]
+        self._owner = owner_label(setup.owner)
         self._selector = f"{pods.OWNER_LABEL}={self._owner}"
         self._tasks: BackgroundTasks | None = None
         self._undoing: set[BackgroundTask[None]] = set()
@@ -316,6 +315,11 @@ class PodBackend:
             await self.watch.until(name, lambda pod: True if pod is None else None)
         if waiting.cancelled_caught:
             log.warning("the pod %s is deleted and still there: its node may be lost", name)
+
+
+def owner_label(owner: str) -> str:
+    """A label's value may not begin or end with all that a folder's name may."""
+    return hashlib.sha256(owner.encode()).hexdigest()[:16]
 
 
 def create(setup: ProviderSetup) -> StreamProvider:
