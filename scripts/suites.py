@@ -103,6 +103,7 @@ SUITES = {
     "browser": Suite(markers("browser")),
     "docker": Suite(markers("docker"), markers("container", "agents", "runsc") | REAL_ENGINES, processes=3),
     "runsc": Suite(markers("runsc"), processes=0),
+    "cluster": Suite(markers("cluster")),
     # What a container played is looked at by the next test of its module.
     "container": Suite(markers("container"), share="loadfile"),
     # One cluster at a time: a module's tests share it.

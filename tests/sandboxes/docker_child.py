@@ -22,7 +22,7 @@ async def main(image: str, bare: str, run_dir: str, transport: str = "auto") -> 
         await provider.start(agents_of(EchoApp()), tasks)
         for spec in (SPEC, SPEC, replace(SPEC, image=bare)):
             await provider.create(spec)
-        print("ready", flush=True)  # noqa: T201
+        print("ready", provider.description, sep="\n", flush=True)  # noqa: T201
         await anyio.sleep_forever()
 
 

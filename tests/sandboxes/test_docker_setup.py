@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import socket
@@ -16,9 +17,11 @@ from pathlib import Path
 import pytest
 from echo_app import EchoApp, agents_of
 
-from tls_support import certificates
+from engine_forwarder import engine_over_tcp
+from tls_support import certificates, server_context
 from turnstile_server.errors import Fault, SandboxUnavailable, StartupError
 from turnstile_server.sandboxes.background import BackgroundTasks
+from turnstile_server.sandboxes.docker.address import EngineAddress
 from turnstile_server.sandboxes.docker.engine import DockerEngine
 from turnstile_server.sandboxes.docker.provider import DockerProvider
 from turnstile_server.settings import SandboxSettings
@@ -142,6 +145,56 @@ async def test_certificates_that_are_not_there_are_named(
 
 
 @pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("another engine's", "certificate verify failed"),
+        ("expired", "certificate has expired"),
+        ("another client's", "the engine does not accept cert.pem"),
+    ],
+)
+async def test_certificates_that_do_not_fit_the_engines_are_told(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, words: str
+) -> None:
+    engines = certificates(tmp_path / "engine", expired=fault == "expired")
+    chosen = engines if fault == "expired" else certificates(tmp_path / "own")
+    if fault == "another client's":
+        (chosen / "ca.pem").write_bytes((engines / "ca.pem").read_bytes())
+    monkeypatch.setenv("DOCKER_TLS_VERIFY", "1")
+    monkeypatch.setenv("DOCKER_CERT_PATH", str(chosen))
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"{run_dir}/engine.sock")
+        listener.listen()
+        with engine_over_tcp(f"unix://{run_dir}/engine.sock", server_context(engines)) as forwarder:
+            said = await refusal(run_dir, forwarder.url)
+    assert "TLS to the engine at https://127.0.0.1" in said
+    assert words in said
+    assert "DOCKER_CERT_PATH must name the folder" in said
+
+
+@pytest.mark.parametrize("chosen", ["DOCKER_CONTEXT", "docker context use"])
+async def test_a_context_of_dockers_client_names_the_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: str
+) -> None:
+    # Files of `docker context create far --docker host=…` (Docker's client 28.2).
+    meta = tmp_path / "contexts" / "meta" / hashlib.sha256(b"far").hexdigest() / "meta.json"
+    meta.parent.mkdir(parents=True)
+    endpoint = {"Host": "tcp://far:7", "SkipTLSVerify": False}
+    meta.write_text(json.dumps({"Name": "far", "Metadata": {}, "Endpoints": {"docker": endpoint}}))
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    if chosen == "DOCKER_CONTEXT":
+        assert EngineAddress.find(None).url.startswith("unix://")
+        monkeypatch.setenv("DOCKER_CONTEXT", "far")
+    else:
+        (tmp_path / "config.json").write_text('{"currentContext": "far"}')
+    assert EngineAddress.find(None).url == "http://far:7"
+    assert EngineAddress.find("unix:///x").url == "unix:///x"
+    monkeypatch.setenv("DOCKER_CONTEXT", "farther")
+    with pytest.raises(SandboxUnavailable, match="no Docker context farther"):
+        EngineAddress.find(None)
+
+
+@pytest.mark.parametrize(
     ("version", "too_old"), [("1.40", True), ("1.9", True), ("1.41", False), ("1.100", False)], ids=str
 )
 async def test_an_engine_older_than_20_10_is_refused(version: str, too_old: bool) -> None:
@@ -163,7 +216,9 @@ async def test_something_else_at_the_address_is_no_engine(run_dir: Path) -> None
 
 
 async def test_an_address_of_another_kind_is_refused(run_dir: Path) -> None:
-    assert "neither unix://… nor tcp://…" in await refusal(run_dir, "ssh://machine")
+    assert "none of unix://…, tcp://… and ssh://…" in await refusal(run_dir, "npipe:////./pipe/docker")
+    for wrong in ("ssh://", "ssh://user:password@machine", "ssh://machine:port", "ssh://machine/it's"):
+        assert "is not ssh://[USER@]HOST" in await refusal(run_dir, wrong)
 
 
 def test_every_fault_of_the_set_up_is_the_infrastructures() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import ssl
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -29,7 +28,7 @@ from echo_app import EchoApp, agents_of
 from sandbox_providers import SPEC
 
 from engine_forwarder import engine_over_tcp
-from tls_support import certificates
+from tls_support import certificates, server_context
 from turnstile_server.backends import started_sandboxes
 from turnstile_server.errors import Fault, SandboxFailed, SandboxUnavailable, StartupError
 from turnstile_server.sandboxes.background import BackgroundTasks
@@ -338,11 +337,7 @@ async def test_an_engine_over_tls_does_the_same(
     run_dir: Path, agent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = certificates(tmp_path)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
-    context.load_verify_locations(folder / "ca.pem")
-    context.verify_mode = ssl.CERT_REQUIRED
-    with engine_over_tcp(os.environ["DOCKER_HOST"], context) as forwarder:
+    with engine_over_tcp(os.environ["DOCKER_HOST"], server_context(folder)) as forwarder:
         monkeypatch.setenv("DOCKER_TLS_VERIFY", "1")
         monkeypatch.setenv("DOCKER_CERT_PATH", str(folder))
         async with started(run_dir, docker_host=forwarder.url, **STREAM) as provider:

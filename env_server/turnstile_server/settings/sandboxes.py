@@ -30,7 +30,9 @@ class SandboxSettings(BoundedSection):
         description="Development only: without bubblewrap, `local` runs agents with the server's own rights.",
     )
     docker_host: str | None = Field(
-        None, description="Address of the Docker engine; none: `DOCKER_HOST`, then the default socket."
+        None,
+        description="Address of the Docker engine: `unix://`, `tcp://` or `ssh://`; none: `DOCKER_HOST`, then the "
+        "context of Docker's client, then the default socket.",
     )
     docker_image: str = Field(
         "python:3.11-slim", description="`docker`, `kubernetes`: the image for tasks that name none."

@@ -1,7 +1,8 @@
 """The Docker engine's address, the connection to it, and the fault of the set-up where that fails.
 
-The address comes from ``sandboxes.docker_host``, else ``DOCKER_HOST``, else the usual socket; certificates from
-``DOCKER_TLS_VERIFY`` and ``DOCKER_CERT_PATH``, as for Docker's own client.
+The address comes from ``sandboxes.docker_host``, else ``DOCKER_HOST``, else the chosen context
+(``DOCKER_CONTEXT``, ``docker context use``), else the usual socket; certificates from ``DOCKER_TLS_VERIFY`` and
+``DOCKER_CERT_PATH``, or the context: as for Docker's own client.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ from urllib.parse import urlsplit
 import anyio
 from anyio.abc import ByteStream, SocketAttribute
 from docker import TLSConfig
+from docker.context import ContextAPI
 from docker.errors import APIError
 from docker.utils import kwargs_from_env, parse_host
 
 from turnstile_server.errors import SandboxUnavailable
+from turnstile_server.sandboxes.docker.ssh import SCHEME as SSH
 from turnstile_server.unix_streams import over_transport
 
 DEFAULT = "unix:///var/run/docker.sock"
@@ -32,7 +35,8 @@ _IDLE_S, _PROBE_S, _PROBES = 30, 10, 6
 
 @dataclass(frozen=True, slots=True)
 class EngineAddress:
-    """``url``: ``unix://PATH``, ``http://HOST:PORT`` or ``https://HOST:PORT``."""
+    """``url``: ``unix://PATH``, ``http://HOST:PORT``, ``https://HOST:PORT``, or ``ssh://…``, to which ``SshLink``
+    makes a Unix socket: only of that can connections be made."""
 
     url: str
     tls: TLSConfig | None = None
@@ -44,12 +48,16 @@ class EngineAddress:
         environment = dict(os.environ)
         if docker_host:
             environment["DOCKER_HOST"] = docker_host
-        found = kwargs_from_env(environment=environment)
+        found: dict[str, Any] = dict(kwargs_from_env(environment=environment))
+        if not found.get("base_url"):
+            found = _of_context(environment.get("DOCKER_CONTEXT")) or found
         tls: TLSConfig | None = found.get("tls")
         given = found.get("base_url") or DEFAULT
+        if urlsplit(given).scheme == SSH:
+            return cls(given)
         url = str(parse_host(given, tls=tls is not None)).replace("http+unix://", "unix://")
         if urlsplit(url).scheme not in ("unix", "http", "https"):
-            raise SandboxUnavailable(f"the engine's address {given} is neither unix://… nor tcp://…")
+            raise SandboxUnavailable(f"the engine's address {given} is none of unix://…, tcp://… and ssh://…")
         return cls(url, tls)
 
     @property
@@ -114,14 +122,30 @@ class EngineAddress:
                 f"the engine at {self.url} wants TLS: set DOCKER_TLS_VERIFY=1 and DOCKER_CERT_PATH, the folder "
                 "with ca.pem, cert.pem and key.pem"
             )
+        if "UNKNOWN_CA" in said or "CERTIFICATE_REQUIRED" in said:
+            said += " (the engine does not accept cert.pem)"
         if any(sign in said for sign in ("WRONG_VERSION_NUMBER", "record layer failure", "wrong version number")):
             return f"the engine at {self.url} speaks no TLS: unset DOCKER_TLS_VERIFY and DOCKER_CERT_PATH"
-        if "CERTIFICATE" in said.upper():
+        if any(sign in said.upper() for sign in ("CERTIFICATE", "UNKNOWN_CA")):
             return (
                 f"TLS to the engine at {self.url} fails: {said}. DOCKER_CERT_PATH must name the folder with this "
                 "engine's ca.pem, and the client's cert.pem and key.pem"
             )
         return f"no engine answers at {self.url}: {said}"
+
+
+def _of_context(name: str | None) -> dict[str, Any]:
+    """What a context of Docker's client says, None being the current one; empty for the default. Raises
+    SandboxUnavailable."""
+    context = ContextAPI.get_context(name)
+    if context is None:
+        raise SandboxUnavailable(
+            f"there is no Docker context {name or 'of the current name'} beside Docker's config.json: see "
+            "`docker context ls` (DOCKER_CONTEXT, DOCKER_CONFIG)"
+        )
+    if context.name == "default":
+        return {}
+    return {"base_url": context.Host, "tls": context.TLSConfig}
 
 
 def _ssl_context(tls: TLSConfig | None) -> ssl.SSLContext:

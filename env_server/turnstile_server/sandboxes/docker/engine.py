@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import anyio.to_thread
 import docker
@@ -28,6 +29,8 @@ from turnstile_server.sandboxes.docker.calls import BlockingCalls
 from turnstile_server.sandboxes.docker.exec_stream import ExecStream
 from turnstile_server.sandboxes.docker.inspected import ContainerState, Image
 from turnstile_server.sandboxes.docker.podman import adapted, is_podman, write_profile
+from turnstile_server.sandboxes.docker.ssh import SCHEME as SSH
+from turnstile_server.sandboxes.docker.ssh import SshLink
 from turnstile_server.settings import SandboxSettings
 from turnstile_server.shortages import is_shortage
 
@@ -74,6 +77,8 @@ class DockerEngine:
         self._calls = BlockingCalls(settings.docker_parallel, settings.docker_timeout_s)
         self._api: docker.APIClient | None = None
         self._address: EngineAddress | None = None
+        self._ssh: SshLink | None = None
+        """What forwards the engine's socket, where it is on another machine."""
         self.overhead: Mapping[str, int] = {}
         """Added to these bounds of every container, for what its runtime needs itself (``runtime.py``)."""
 
@@ -85,7 +90,14 @@ class DockerEngine:
         except DockerException as error:
             raise SandboxUnavailable(f"{error} (DOCKER_HOST, DOCKER_TLS_VERIFY, DOCKER_CERT_PATH)") from error
 
+        at = address.url
+        if urlsplit(at).scheme == SSH:
+            self._ssh = SshLink(at, self._run_dir, self._settings.docker_timeout_s)
+            address = EngineAddress(f"unix://{self._ssh.socket}")
+
         def connect() -> tuple[docker.APIClient, str, bool]:
+            if self._ssh is not None:
+                self._ssh.ensure()
             try:
                 api = _Client(
                     version="auto",
@@ -96,17 +108,22 @@ class DockerEngine:
                 found = api.version()
                 spoken = found["ApiVersion"]
                 podman = is_podman(found)
-                version = f"{'(Podman) ' if podman else ''}{found['Version']} at {address.url}"
+                version = f"{'(Podman) ' if podman else ''}{found['Version']} at {at}"
             except (DockerException, requests.exceptions.RequestException, *_NOT_AN_ENGINE) as error:
                 if "no longer supported by this library" in str(error):
-                    raise SandboxUnavailable(f"the engine at {address.url} {_TOO_OLD}") from error
-                raise SandboxUnavailable(address.fault(error)) from error
+                    raise SandboxUnavailable(f"the engine at {at} {_TOO_OLD}") from error
+                fault = address.fault(error) if self._ssh is None else self._ssh.silence()
+                raise SandboxUnavailable(fault) from error
             if tuple(int(part) for part in spoken.split(".")) < _OLDEST_API:
                 api.close()
                 raise SandboxUnavailable(f"Docker {version} {_TOO_OLD}")
             return api, version, podman
 
-        api, version, podman = await self._run(connect, "connect", undo=lambda made: made[0].close())
+        try:
+            api, version, podman = await self._run(connect, "connect", undo=lambda made: made[0].close())
+        except BaseException:
+            self.close()
+            raise
         self._api, self._address = api, address
         if podman and self._run_dir is not None:
             self._podman = await anyio.to_thread.run_sync(write_profile, self._run_dir)
@@ -116,6 +133,8 @@ class DockerEngine:
         if self._api is not None:
             self._api.close()
             self._api = None
+        if self._ssh is not None:
+            self._ssh.close()
 
     async def undone(self) -> bool:
         """Waits until what abandoned calls made is taken back; False where that took longer than calls may."""
@@ -318,6 +337,8 @@ class DockerEngine:
     def _connected(self) -> docker.APIClient:
         if self._api is None:
             raise SandboxUnavailable("the Docker engine is not connected")
+        if self._ssh is not None:
+            self._ssh.ensure()
         return self._api
 
     async def call(
