@@ -209,6 +209,28 @@ async def test_an_engine_older_than_20_10_is_refused(version: str, too_old: bool
         made.close()
 
 
+@pytest.mark.parametrize(
+    ("info", "remaps", "holds"),
+    [
+        # Of what Podman 4.3.1 answered to `GET /info`, rootless and rootful, and Docker 20.10.
+        ({"SecurityOptions": ["name=seccomp"], "CgroupVersion": "1", "Rootless": True}, True, False),
+        ({"SecurityOptions": ["name=seccomp"], "CgroupVersion": "2", "Rootless": True}, True, True),
+        ({"SecurityOptions": ["name=seccomp"], "CgroupVersion": "1", "Rootless": False}, False, True),
+        ({"SecurityOptions": ["name=rootless"], "CgroupVersion": "2", "CgroupDriver": "none"}, True, False),
+        ({"SecurityOptions": ["name=userns"], "CgroupVersion": "1"}, True, True),
+    ],
+)
+async def test_a_rootless_engine_is_known_for_the_uids_and_the_bounds_that_it_lacks(
+    info: dict[str, object], remaps: bool, holds: bool
+) -> None:
+    reply = {"Version": "x", "ApiVersion": "1.41", "MinAPIVersion": "1.12", **info}
+    with engine(json.dumps(reply).encode()) as address:
+        made = DockerEngine(SandboxSettings(docker_host=address))
+        await made.open()
+        assert (await made.remaps_users(), await made.holds_limits()) == (remaps, holds)
+        made.close()
+
+
 async def test_something_else_at_the_address_is_no_engine(run_dir: Path) -> None:
     for reply, kind in ((b"<html>hello</html>", "text/html"), (b"[]", "application/json"), (b"", "text/plain")):
         with engine(reply, kind) as address:

@@ -38,6 +38,7 @@ def test_a_body_has_what_podman_takes_and_everything_else_stays(tmp_path: Path) 
         "Memory": 5,
     }
     assert adapted({"CapAdd": []}, profile)["CapAdd"] == []
+    assert adapted(HOST, None)["SecurityOpt"] == ["no-new-privileges"]
 
 
 def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:

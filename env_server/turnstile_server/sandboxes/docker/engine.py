@@ -10,6 +10,7 @@ gone is no error. Bodies have the field names of the Engine API (v1.41 and later
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -28,13 +29,15 @@ from turnstile_server.sandboxes.docker.attach import AttachedStream, attach
 from turnstile_server.sandboxes.docker.calls import BlockingCalls
 from turnstile_server.sandboxes.docker.exec_stream import ExecStream
 from turnstile_server.sandboxes.docker.inspected import ContainerState, Image
-from turnstile_server.sandboxes.docker.podman import adapted, is_podman, write_profile
+from turnstile_server.sandboxes.docker.podman import PROFILE_UNSEEN, adapted, is_podman, write_profile
 from turnstile_server.sandboxes.docker.ssh import SCHEME as SSH
 from turnstile_server.sandboxes.docker.ssh import SshLink
 from turnstile_server.settings import SandboxSettings
 from turnstile_server.shortages import is_shortage
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 _EXTRA_CONNECTIONS = 128
 """Connections kept beside those of bounded calls: commands of images without the helper hold one each."""
@@ -56,6 +59,10 @@ class UnseenFolder(SandboxUnavailable):
     """The engine does not see a folder of the server's that it was to mount."""
 
 
+class _UnseenProfile(Exception):
+    """Podman cannot read the file with the system call filter: it is on another machine, or another user's."""
+
+
 class _Client(docker.APIClient):
     """Trusts the engine's own authority also where REQUESTS_CA_BUNDLE is set, which requests puts first."""
 
@@ -70,8 +77,9 @@ class DockerEngine:
     def __init__(self, settings: SandboxSettings, run_dir: Path | None = None) -> None:
         self._settings = settings
         self._run_dir = run_dir
-        self._podman: Path | None = None
-        """The file with the system call filter, where the engine is Podman."""
+        self._podman = False
+        self._profile: Path | None = None
+        """The file with the system call filter, where the engine is a Podman that sees it."""
         self._timeout_s = max(1, round(settings.docker_timeout_s))
         """Timeout of the SDK, which takes whole seconds."""
         self._calls = BlockingCalls(settings.docker_parallel, settings.docker_timeout_s)
@@ -124,9 +132,9 @@ class DockerEngine:
         except BaseException:
             self.close()
             raise
-        self._api, self._address = api, address
+        self._api, self._address, self._podman = api, address, podman
         if podman and self._run_dir is not None:
-            self._podman = await anyio.to_thread.run_sync(write_profile, self._run_dir)
+            self._profile = await anyio.to_thread.run_sync(write_profile, self._run_dir)
         return version
 
     def close(self) -> None:
@@ -179,8 +187,14 @@ class DockerEngine:
 
     async def remaps_users(self) -> bool:
         """True if containers have a user name space: then only some 65,000 uids exist in them."""
-        options = await self.call(lambda api: api.info().get("SecurityOptions") or [], "describe itself")
-        return any(f"name={kind}" in str(option) for option in options for kind in ("rootless", "userns"))
+        options = await self.call(lambda api: _security(api.info()), "describe itself")
+        return "name=rootless" in options or "name=userns" in options
+
+    async def holds_limits(self) -> bool:
+        """False where it ignores a container's bounds: a rootless one may make no control group of version 1."""
+        info = await self.call(lambda api: api.info(), "describe itself")
+        rootless = "name=rootless" in _security(info)
+        return not rootless or (str(info.get("CgroupVersion")) != "1" and info.get("CgroupDriver") != "none")
 
     async def runtimes(self) -> list[str]:
         """The names of the runtimes that it can run containers with."""
@@ -197,8 +211,9 @@ class DockerEngine:
         host = dict(body["HostConfig"]) if runtime is None else {**body["HostConfig"], "Runtime": runtime}
         for bound, more in self.overhead.items():
             host[bound] += more
-        if self._podman is not None:
-            host = adapted(host, self._podman)
+        profile = self._profile
+        if self._podman:
+            host = adapted(host, profile)
         config = {**body, "HostConfig": host}
 
         def create(api: docker.APIClient) -> str:
@@ -213,11 +228,18 @@ class DockerEngine:
                         f"the Docker engine does not see this server's files ({_said(error)}): set "
                         "sandboxes.docker_transport to stream or auto"
                     ) from error
+                if profile is not None and PROFILE_UNSEEN in _said(error):
+                    raise _UnseenProfile from error
                 if error.status_code == 400:
                     raise TaskFailed(f"Docker refuses a container of {image_name}: {_said(error)}") from error
                 raise
 
-        return await self.call(create, "create a container", undo=self._remove)
+        try:
+            return await self.call(create, "create a container", undo=self._remove)
+        except _UnseenProfile as error:
+            log.warning("containers have Podman's own system call filter around ours: %s", error.__cause__)
+            self._profile = None
+            return await self.create(name, body, image_name=image_name)
 
     async def start(self, container: str, *, image_name: str) -> None:
         """Raises TaskFailed where the image cannot run the container's first program."""
@@ -388,6 +410,11 @@ def _our_errors(what: str) -> Iterator[None]:
         raise SandboxUnavailable(f"the Docker engine cannot {what}: {_said(error)}") from error
     except (DockerException, requests.exceptions.RequestException, OSError, json.JSONDecodeError) as error:
         raise SandboxUnavailable(f"the Docker engine does not answer ({what}): {error}") from error
+
+
+def _security(info: Mapping[str, Any]) -> str:
+    """The security options of an engine. Podman says in a field of its own that it is rootless."""
+    return ",".join(info.get("SecurityOptions") or ()) + (",name=rootless" if info.get("Rootless") else "")
 
 
 def _said(error: APIError) -> str:

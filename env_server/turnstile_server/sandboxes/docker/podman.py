@@ -19,6 +19,8 @@ _COMPONENT = "Podman Engine"
 _UNKNOWN = re.compile(r",(?:nr_inodes|uid|gid)=\d+")
 _RIGHTS = ("CHOWN", "DAC_OVERRIDE", "FOWNER")
 _FILTER = "seccomp="
+PROFILE_UNSEEN = "opening seccomp profile failed"
+"""Text in Podman's error for a file with a system call filter that it cannot read."""
 
 
 def is_podman(version: Mapping[str, Any]) -> bool:
@@ -36,11 +38,12 @@ def write_profile(folder: Path) -> Path:
     return path
 
 
-def adapted(host: Mapping[str, Any], profile: Path) -> dict[str, Any]:
-    """A ``HostConfig`` for Podman."""
-    options = [
-        f"{_FILTER}{profile}" if each.startswith(_FILTER) else each for each in host.get("SecurityOpt") or ()
-    ]
+def adapted(host: Mapping[str, Any], profile: Path | None) -> dict[str, Any]:
+    """A ``HostConfig`` for Podman. ``profile``: None leaves its own filter, which lets the helper work; that has
+    each command keep to ours."""
+    options = [each for each in host.get("SecurityOpt") or () if not each.startswith(_FILTER)]
+    if profile is not None:
+        options.append(f"{_FILTER}{profile}")
     tmpfs = {path: _UNKNOWN.sub("", each) for path, each in (host.get("Tmpfs") or {}).items()}
     rights = list(dict.fromkeys([*(host.get("CapAdd") or ()), *(_RIGHTS if tmpfs else ())]))
     return {**host, "SecurityOpt": options, "Tmpfs": tmpfs, "CapAdd": rights}

@@ -94,6 +94,7 @@ class DockerProvider:
         self._needs_image = needs_image
         self._engine = DockerEngine(settings, run_dir)
         self._version = ""
+        self._limits = "memory, cpus and pids of each container"
         self._runtimes = runtimes
         self._carried = NO_RUNTIME
         self._runtime = ContainerRuntime(self._engine, settings, self._labels("kernel"))
@@ -119,8 +120,7 @@ class DockerProvider:
         users = "a uid for each user" + (" of each sandbox" if self._uids.own else "")
         return (
             f"docker: Docker {self._version}, runtime {self._runtime.description}, {self._reached}; "
-            f"{self._carried.description}; {users}; "
-            "limits: memory, cpus and pids of each container"
+            f"{self._carried.description}; {users}; limits: {self._limits}"
         )
 
     @classmethod
@@ -157,6 +157,11 @@ class DockerProvider:
             version = await self._engine.open()
             await self._runtime.check()
             self._uids = UidSets(self._settings, from_range=not await self._engine.remaps_users())
+            if not await self._engine.holds_limits():
+                self._limits = (
+                    "memory, cpus and pids are NOT held: a rootless engine needs control groups version 2"
+                )
+                log.warning(self._limits)
             swept = await self._sweep()
             stale = await self._volumes.sweep()
             how = await self._first_choice()
