@@ -5,7 +5,8 @@
 # make test-browser  the viewer in a real browser
 # make test-docker  sandboxes, grading and episodes in a real Docker engine (DOCKER_HOST; scripts/ci_docker.sh makes one)
 # make test-agents  real agents and clients from their registries (scripts/ci_installs.sh)
-# make cluster  servers in a Ray cluster (TURNSTILE_RAY_PYTHON, scripts/ci_installs.sh)
+# make cluster  a Ray cluster, pods of a fake Kubernetes, the chart, Docker by ssh and TLS, Podman (what it needs:
+#               scripts/ci_installs.sh, scripts/ci_docker.sh, scripts/ci_podman.sh)
 # make engines  real engines: TURNSTILE_SGLANG_PYTHON and TURNSTILE_VLLM_PYTHON (scripts/install_sglang_cpu.sh,
 #               scripts/install_vllm_cpu.sh)
 # make lowest   the quick tests with the lowest versions that pyproject.toml allows, in environments of their own in the

@@ -103,11 +103,10 @@ SUITES = {
     "browser": Suite(markers("browser")),
     "docker": Suite(markers("docker"), markers("container", "agents", "runsc") | REAL_ENGINES, processes=3),
     "runsc": Suite(markers("runsc"), processes=0),
-    "cluster": Suite(markers("cluster")),
     # What a container played is looked at by the next test of its module.
     "container": Suite(markers("container"), share="loadfile"),
-    # One cluster at a time: a module's tests share it.
-    "cluster": Suite(markers("cluster"), markers("docker"), processes=0),
+    # A module's tests share their cluster or their engine.
+    "cluster": Suite(markers("cluster"), share="loadfile"),
     "agents": Suite(markers("agents"), REAL_ENGINES, processes=3),
     "engines": Suite(REAL_ENGINES, markers("container"), processes=len(REAL_ENGINES), share="markers"),
 }
