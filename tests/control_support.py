@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import secrets
 import subprocess
 import sys
 import tempfile
@@ -303,3 +304,10 @@ def in_thread(serving: Callable[[], Any]) -> Iterator[Any]:
             stop()
     finally:
         thread.join()
+
+
+def stranger_to(door: Door) -> httpx.AsyncClient:
+    """A client without the key, at an address of its own: who sends wrong keys is slowed, by address."""
+    address = f"127.1.{secrets.randbelow(256)}.{secrets.randbelow(254) + 1}"
+    transport = httpx.AsyncHTTPTransport(local_address=address)
+    return httpx.AsyncClient(base_url=door.url, transport=transport, timeout=60)

@@ -6,7 +6,7 @@ import httpx
 import pytest
 from gate_support import requests_begun
 
-from control_support import Door, OpenDoor, engine, open_door
+from control_support import Door, OpenDoor, engine, open_door, stranger_to
 from turnstile_server.http.connections import Seat
 
 __all__ = ["engine", "open_door"]
@@ -28,7 +28,7 @@ async def http(door: Door) -> AsyncIterator[httpx.AsyncClient]:
 @pytest.fixture
 async def stranger(door: Door) -> AsyncIterator[httpx.AsyncClient]:
     """Without the key."""
-    async with httpx.AsyncClient(base_url=door.url, timeout=60) as client:
+    async with stranger_to(door) as client:
         yield client
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import httpx
 import pytest
 from openenv.core import GenericEnvClient, MCPToolClient
-from openenv_support import REPLY_S, TASK
+from openenv_support import TASK
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
-from control_support import Door
+from control_support import Door, stranger_to
 
 pytestmark = pytest.mark.anyio
 
@@ -24,7 +24,7 @@ async def test_a_request_without_the_key_is_401(door: Door, method: str, path: s
     prefix = f"/k/{WRONG}" if form.startswith("path") else ""
     bearer = {"bearer": WRONG, "path before a right bearer": door.key, "scheme alone": ""}.get(form)
     headers = {"authorization": f"Bearer {bearer}".strip()} if bearer is not None else {}
-    async with httpx.AsyncClient(base_url=door.url, timeout=REPLY_S) as http:
+    async with stranger_to(door) as http:
         refused = await http.request(method, f"{prefix}{path}", json={"task": TASK}, headers=headers)
     assert refused.status_code == 401
     assert refused.json()["error"]["type"] == "unauthorized"
