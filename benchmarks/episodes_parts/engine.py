@@ -1,9 +1,10 @@
 """A mock engine that solves the benchmark's task in three turns, from prepared replies. Run as a process.
 
-    python -m episodes_parts.engine MODEL PORT
+    python -m episodes_parts.engine MODEL PORT [SECONDS]
 
-It speaks SGLang's ``/generate``, unstreamed and streamed. Which turn a call is, it sees from the headers of
-assistant messages in its prompt. ``POST /hold`` makes the calls that follow wait, ``POST /release`` answers them.
+Each reply takes so many seconds (0). It speaks SGLang's ``/generate``, unstreamed and streamed. Which turn a call
+is, it sees from the headers of assistant messages in its prompt. ``POST /hold`` makes the calls that follow wait,
+``POST /release`` answers them.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ TASK: dict[str, Any] = {
 
 
 class Engine:
-    def __init__(self, model: Path) -> None:
+    def __init__(self, model: Path, reply_s: float = 0.0) -> None:
+        self._reply_s = reply_s
         tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
         self._tokenizer = tokenizer
         self._header = tokenizer.encode(HEADER, add_special_tokens=False).ids
@@ -98,6 +100,7 @@ class Engine:
     async def generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         await self._open.wait()
+        await asyncio.sleep(self._reply_s)
         prompt = body["input_ids"]
         width = len(self._header)
         turn = sum(prompt[at : at + width] == self._header for at in range(len(prompt) - width + 1))
@@ -123,12 +126,12 @@ class Engine:
         return answer
 
 
-async def serve(model: Path, port: int) -> None:
-    runner = web.AppRunner(Engine(model).app(), access_log=None)
+async def serve(model: Path, port: int, reply_s: float = 0.0) -> None:
+    runner = web.AppRunner(Engine(model, reply_s).app(), access_log=None)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", port).start()
     await asyncio.Event().wait()
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(Path(sys.argv[1]), int(sys.argv[2])))
+    asyncio.run(serve(Path(sys.argv[1]), int(sys.argv[2]), *map(float, sys.argv[3:])))

@@ -43,12 +43,13 @@ class PlayedEpisode:
 
 
 class Stage:
-    def __init__(self, folder: Path, installs: Path, *, agent: str, at_once: int) -> None:
-        """``at_once``: the most episodes that will be open."""
+    def __init__(self, folder: Path, installs: Path, *, agent: str, at_once: int, reply_s: float = 0.0) -> None:
+        """``at_once``: the most episodes that will be open. ``reply_s``: seconds of the engine for a reply."""
         self._folder = folder
         self._installs = installs
         self._agent = agent
         self._at_once = at_once
+        self._reply_s = reply_s
         self.url = f"http://127.0.0.1:{free_port()}"
         self._engine_url = f"http://127.0.0.1:{free_port()}"
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -56,7 +57,8 @@ class Stage:
 
     async def __aenter__(self) -> Stage:
         port = self._engine_url.rpartition(":")[2]
-        self._spawn("engine", [sys.executable, "-m", "episodes_parts.engine", str(MODEL), port], {})
+        program = [sys.executable, "-m", "episodes_parts.engine"]
+        self._spawn("engine", [*program, str(MODEL), port, str(self._reply_s)], {})
         # It waits until it is in its control group: what it starts is then in it, too.
         waiting = ["/bin/sh", "-c", 'read go; exec "$@"', "sh"]
         server = self._spawn("server", [*waiting, *self._serve_command()], self._env(), stdin=subprocess.PIPE)

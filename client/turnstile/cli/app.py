@@ -71,6 +71,7 @@ COMMANDS = {
     "ui": CommandEntry("turnstile.cli.ui:ui", "Open the server's viewer in a browser."),
     "engine": CommandEntry(ENGINE, "The engine: state, pauses, weights, adapters, sleep, workers."),
     "top": CommandEntry("turnstile.cli.top:top", "What the servers do now: rates, engines, running episodes."),
+    "plan": CommandEntry("turnstile.cli.plan:plan", "What so many episodes need: servers, engines, hosts."),
     "mcp": CommandEntry(
         "turnstile.cli.mcp:mcp", "Serve the tools of an episode as an MCP server on standard input and output."
     ),

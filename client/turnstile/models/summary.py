@@ -118,10 +118,6 @@ class EpisodeSummary(Model):
         return None if self.ended_s is None else self.created_at + self.ended_s
 
 
-_FIELDS = set(EpisodeSummary.model_fields)
-"""One set for all rows: a row's own would take more memory than the row."""
-
-
 class EpisodeSummaryPage(Model):
     """One page of ``GET /episodes?view=summary``. ``total``: all that the filters leave, where the page was asked
     for by ``offset`` or ``sort``; ``cursor``: fetches the next page of one that was not (None: this is the
@@ -172,7 +168,6 @@ def summary_of(episode: Episode) -> EpisodeSummary:
     stats, staleness, error, trained = episode.stats, episode.staleness, episode.error, episode.trained
     versions = stats.weight_versions
     return EpisodeSummary.model_construct(
-        _FIELDS,
         episode_id=episode.episode_id,
         status=episode.status,
         run_id=episode.run_id,
