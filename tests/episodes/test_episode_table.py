@@ -88,6 +88,27 @@ def test_a_page_goes_on_where_it_was_although_episodes_came_and_went() -> None:
     assert (first, table.page((None, None), before, 2)) == (["ep_5", "ep_4"], (["ep_2", "ep_1"], 1))
 
 
+@pytest.mark.parametrize(
+    ("before", "found"), [(10**30, ["ep_1", "ep_0"]), (-(10**30), []), (0, []), (1, ["ep_0"])]
+)
+def test_any_number_is_a_place_to_go_on_from(before: int, found: list[str]) -> None:
+    table = EpisodeTable()
+    for number in range(2):
+        table.add(f"ep_{number}", EpisodeStatus.RUNNING, None)
+    assert table.page((None, None), before, 5) == (found, None)
+
+
+def test_an_episode_that_two_folders_hold_is_listed_once_as_the_later_one_has_it() -> None:
+    table = EpisodeTable()
+    for group, text in (("a", b"first"), ("b", b"second")):
+        table.add("ep_0", EpisodeStatus.RUNNING, group)
+        table.set_creation("ep_0", "key", "nonce", "digest")
+        assert table.record("ep_0") is None
+        table.end(summary_of(episode(0)), text)
+    assert (len(table), table.record("ep_0")) == (1, b"second")
+    assert (table.page((None, "a"), None, 5)[0], table.page((None, "b"), None, 5)[0]) == ([], ["ep_0"])
+
+
 def episode(number: int, **fields: Any) -> Episode:
     return Episode(
         episode_id=f"ep_{number}",
@@ -131,6 +152,9 @@ def test_a_record_that_went_wrong_in_memory_is_shown_as_unreadable_too() -> None
     shown = archive.get("ep_0")
     assert shown is not None
     assert (shown.status, shown.error and shown.error.type) == (EpisodeStatus.FAILED, "record_unreadable")
+    row = archive.summary("ep_0")
+    assert row is not None
+    assert (row.status, row.error_type) == (EpisodeStatus.FAILED, "record_unreadable")
     archive.forget("ep_0")
     assert "ep_0" not in archive
 

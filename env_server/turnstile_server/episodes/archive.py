@@ -285,7 +285,11 @@ class Archive:
 
     def summary(self, episode_id: str) -> EpisodeSummary | None:
         """The summary of an ended episode; None for any other."""
-        return self._table.summary(episode_id)
+        try:
+            return self._table.summary(episode_id)
+        except ValidationError:  # that of what is told of a record that cannot be read
+            episode = self.get(episode_id)
+            return None if episode is None else summary_of(episode)
 
     def newest(
         self, status: EpisodeStatus | None, group_id: str | None, before: int | None

@@ -86,7 +86,8 @@ class EpisodeTable:
     # -- what changes ----------------------------------------------------------------------------------------
 
     def add(self, episode_id: str, status: EpisodeStatus, group_id: str | None) -> None:
-        """Append a new episode."""
+        """Append a new episode, in place of one with this id: two folders that are read may hold the same one."""
+        self.remove(episode_id)
         self._db.execute(
             "INSERT INTO episodes (ordinal, episode_id, status, group_id) VALUES (?, ?, ?, ?)",
             (self._next, episode_id, status, group_id),
@@ -192,6 +193,8 @@ class EpisodeTable:
     def newest(self, found_by: Filter, before: int | None, limit: int = -1) -> list[tuple[int, str]]:
         """Ordinals and ids of the ``limit`` (-1: all) newest episodes that the filter finds, newest first."""
         status, group_id = found_by
+        if before is not None:
+            before = max(0, min(before, self._next))  # a caller's number may be longer than SQLite's
         wanted = {"status = ?": status, "group_id = ?": group_id, "ordinal < ?": before}
         given = {condition: value for condition, value in wanted.items() if value is not None}
         where = f"WHERE {' AND '.join(given)} " if given else ""
