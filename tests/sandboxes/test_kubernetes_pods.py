@@ -89,6 +89,19 @@ async def test_a_network_that_nothing_shuts_is_refused_at_start(
     assert namespace_of(run_dir).pods == {}
 
 
+async def test_a_trial_in_which_nobody_listens_shows_nothing_and_is_refused(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("turnstile_server.sandboxes.kubernetes.namespace_policy._IN_FORCE_S", 2.0)
+    monkeypatch.setattr(
+        "turnstile_server.sandboxes.kubernetes.namespace_policy._LISTEN", "import time; time.sleep(60)"
+    )
+    with pytest.raises(StartupError, match="does not reach itself"):
+        async with started(run_dir, tries_policy=True):
+            pass
+    assert namespace_of(run_dir).pods == {}
+
+
 async def test_another_policy_of_the_name_is_refused_at_start(run_dir: Path) -> None:
     other = policy(run_dir.name)
     other["spec"]["egress"] = [{}]

@@ -77,9 +77,11 @@ class ClusterApi:
         """The object of the reply. Raises ApiRefused, SandboxUnavailable."""
         for attempt in range(1, _BUSY_ATTEMPTS + 1):
             async with self._reply(method, path, body, query, aiohttp.ClientTimeout(_TIMEOUT_S)) as reply:
-                if reply.status != HTTPStatus.TOO_MANY_REQUESTS or attempt == _BUSY_ATTEMPTS:
+                if reply.status != HTTPStatus.TOO_MANY_REQUESTS:
                     found: dict[str, Any] = await reply.json()
                     return found
+                if attempt == _BUSY_ATTEMPTS:
+                    raise _refused(reply.status, await _status_of(reply))
                 pause = reply.headers.get("Retry-After", "")
             await anyio.sleep(float(pause) if pause.isdigit() else _BUSY_PAUSE_S)
         raise AssertionError

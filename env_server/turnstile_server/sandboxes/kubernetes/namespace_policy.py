@@ -123,10 +123,15 @@ async def try_policy(
 
 
 async def _await_listener(sandbox: HelperSandbox, target: str) -> None:
-    """Until it reaches itself: what nobody listens on cannot show that something is shut."""
-    with anyio.move_on_after(_IN_FORCE_S):
+    """Until it reaches itself: what nobody listens on cannot show that something is shut. Raises StartupError."""
+    with anyio.move_on_after(_IN_FORCE_S) as waiting:
         while not await _reached(sandbox, [target]):  # noqa: ASYNC110 - its condition is in the sandbox
             await anyio.sleep(0.05)
+    if waiting.cancelled_caught:
+        raise StartupError(
+            f"a sandbox does not reach itself at {target} within {_IN_FORCE_S:g} s, so it cannot be tried whether "
+            "sandboxes are apart"
+        )
 
 
 async def _await_shut(sandbox: HelperSandbox, targets: Sequence[str]) -> None:
