@@ -100,11 +100,11 @@ def plan(
     )
     show_table(
         [Column("part", "text"), Column("needs", "text"), Column("because", "text")],
-        rows_of(episodes, found, each),
+        rows_of(found, each),
     )
 
 
-def rows_of(episodes: int, found: FleetPlan, each: Capacities) -> list[tuple[str, str, str]]:
+def rows_of(found: FleetPlan, each: Capacities) -> list[tuple[str, str, str]]:
     """The table's lines."""
     return [
         (

@@ -45,11 +45,9 @@ def copy_to_nodes(folder: Path, into: str, version: str, nodes: Mapping[str, str
                 writing = on_nodes(nodes, _write, f"{target}{PARTIAL}", name, offset, piece)
         ray.get(writing)
         ray.get(on_nodes(nodes, _finish, target))
-    except OSError as error:  # here, or in a task: Ray's error is both
+    except (OSError, ray.exceptions.RayError) as error:  # it cannot be read or written, or a node was lost
         on_nodes(nodes, _remove, f"{target}{PARTIAL}")
         raise errors.SetupFault(f"the weights in {folder} cannot be copied to {target}: {error}") from error
-    except ray.exceptions.RayError as error:
-        raise errors.SetupFault(f"a node was lost while it was given the weights in {folder}: {error}") from error
     return target
 
 
