@@ -22,7 +22,8 @@ DOCS = Path(__file__).parents[2] / "docs" / "cluster.md"
 
 def said(episodes: int, words: dict[str, int], *more: str) -> Result:
     options = [f"{name}={value}" for name, value in words.items()]
-    return CliRunner().invoke(app, ["plan", str(episodes), *options, *more])
+    as_to_a_file = {"COLUMNS": None}  # nothing is cut
+    return CliRunner().invoke(app, ["plan", str(episodes), *options, *more], env=as_to_a_file)
 
 
 def row(ended_s: float | None, **seconds: float) -> EpisodeSummary:

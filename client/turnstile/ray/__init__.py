@@ -17,9 +17,10 @@ from __future__ import annotations
 
 try:
     import ray  # noqa: F401 - for the message
-except ImportError as error:
-    raise ImportError(
-        "turnstile.ray needs Ray: use the Python of your trainer, or pip install 'turnstile-rl[ray]'"
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "turnstile.ray needs Ray: use the Python of your trainer, or pip install 'turnstile-rl[ray]'",
+        name=error.name,
     ) from error
 
 from turnstile.ray.cluster import Cluster
