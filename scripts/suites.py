@@ -81,7 +81,7 @@ SUITES = {
         processes=5,  # they wait more than they compute, and each collects its own part only
         share="folders",
     ),
-    "slow": Suite(markers("slow"), markers("docker", "agents", "browser", "cluster") | REAL_ENGINES),
+    "slow": Suite(markers("slow"), markers("docker", "agents", "browser", "cluster") | REAL_ENGINES, processes=4),
     # Other tests of servers ask one for an order, a bound or a journal that several do not share. That each
     # route is joined is held by tests/workers, in the suite `test`.
     "workers": Suite(
