@@ -40,7 +40,7 @@ MODEL = HERE.parent / "env_server" / "turnstile_server" / "demo" / "tiny"
 TURNSTILE = str(Path(sys.executable).with_name("turnstile"))
 KEY = "benchmark-control-key"
 START_MARK, END_MARK = "<!-- benchmarks/ended_episodes.py writes from here -->", "<!-- to here, ended episodes -->"
-MOST_RISE = 8192
+MOST_RISE = 4096
 """Bytes of resident memory for each ended episode."""
 START_S = 120.0
 STOP_S = 60.0
