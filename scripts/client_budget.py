@@ -5,13 +5,15 @@
 Installs this project without extras (at the versions of uv.lock) into a new virtual environment, so that an
 import of anything that the base install lacks fails here. Measured in fresh interpreters: the time to import
 both clients as a multiple of the time to import asyncio, httpx, NumPy and pydantic with one empty model, and the
-peak memory of the whole process. Times are the processor's, which do not grow with what else runs; each is the
-best of several, taken in turns, since a machine is not equally fast all the time.
+peak memory of the whole process. Times are the processor's, which do not grow with what else runs. Both are taken
+in turns and the multiple is the median of the pairs': a machine is not equally fast all the time, and one that was
+fast for a single run of either would decide the ratio of their best.
 """
 
 from __future__ import annotations
 
 import json
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -22,7 +24,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 MAX_RATIO = 1.6
 MAX_MEGABYTES = 60.0
-RUNS = 9
+RUNS = 15
 
 BELOW = (
     "import asyncio, httpx, numpy; from pydantic import BaseModel, StringConstraints, TypeAdapter; "
@@ -64,10 +66,10 @@ def main() -> int:
         pins.write_bytes(constraints.stdout)
         subprocess.run([ROOT / "scripts" / "pip_install.sh", folder, "-c", pins, ROOT], check=True)
         runs = [(measured(python, BELOW), measured(python, CLIENT)) for _ in range(RUNS)]
-    below, seconds = (min(run[at]["seconds"] for run in runs) for at in (0, 1))
     clients = [client for _, client in runs]
+    seconds = statistics.median(client["seconds"] for client in clients)
     megabytes = min(client["megabytes"] for client in clients)
-    ratio = seconds / below
+    ratio = statistics.median(client["seconds"] / below["seconds"] for below, client in runs)
     print(f"{CLIENT}: {seconds:.3f} s, {ratio:.2f} times `{BELOW}` (under {MAX_RATIO:g});", end=" ")
     print(f"{megabytes:.1f} MB (under {MAX_MEGABYTES:g})")
     if clients[0]["server"]:
