@@ -24,11 +24,11 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
-from itertools import pairwise
 from typing import Any, get_args, get_type_hints
 
 import numpy as np
 
+from turnstile.exporters.trained_rows import response_start, trained_rows, version_spans
 from turnstile.groups import Scale, by_group, group_advantages
 from turnstile.models import EpisodeStatus, Sample
 from turnstile.rollout import Rollout
@@ -139,15 +139,15 @@ def keep_group(args: Any, group: Sequence[Any], **_: Any) -> bool:
 
 
 def _chosen(rollout: Rollout, evaluation: bool) -> list[Sample]:
-    samples = rollout.samples.samples if rollout.samples is not None else ()
     if evaluation:
+        samples = rollout.samples.samples if rollout.samples is not None else ()
         return sorted(samples, key=lambda sample: sample.kind != "main")[:1]
-    return [sample for sample in samples if sample.loss_mask.any()] if rollout.reward is not None else []
+    return trained_rows(rollout)
 
 
 def _row(blank: Any, sample: Sample) -> Any:
     row = copy.deepcopy(blank)
-    start = _response_start(sample)
+    start = response_start(sample)
     row.tokens = sample.input_ids.tolist()
     row.response_length = len(row.tokens) - start
     row.loss_mask = sample.loss_mask[start:].tolist()
@@ -171,15 +171,6 @@ def _empty_row(blank: Any) -> Any:
     return row
 
 
-def _response_start(sample: Sample) -> int:
-    starts = [span.start for span in sample.turn_spans if span.trained] or [
-        span.start for span in sample.turn_spans
-    ]
-    if not starts or starts[0] < 1:
-        raise ValueError(f"{sample.sample_id} has no prompt before its first sampled token")
-    return starts[0]
-
-
 def _weight_versions(sample_type: type, sample: Sample) -> list[Any]:
     """One entry for each model call and version, in the class's own form: version strings (slime, miles-rl 0.0.2)
     or, in later versions of miles, a record for each call, of spans ``{version, abs_start, abs_end}``."""
@@ -187,22 +178,13 @@ def _weight_versions(sample_type: type, sample: Sample) -> list[Any]:
         sample_type, localns=dict(vars(sample_type))
     )  # they name nested classes, such as Status
     entry = get_args(hints["weight_versions"])[0]
-    calls = [list(_version_spans(sample, span.start, span.end)) for span in sample.turn_spans]
+    calls = [list(version_spans(sample, span.start, span.end)) for span in sample.turn_spans]
     if entry is str:
         return [version for call in calls for version, _, _ in call]
     return [
         entry.from_dicts([{"version": v, "abs_start": start, "abs_end": end} for v, start, end in call])
         for call in calls
     ]
-
-
-def _version_spans(sample: Sample, start: int, end: int) -> Iterable[tuple[str, int, int]]:
-    versions = sample.weight_version[start:end]
-    cuts = [start, *(start + 1 + np.flatnonzero(np.diff(versions))).tolist(), end]
-    for first, last in pairwise(cuts):
-        index = int(sample.weight_version[first])
-        if index >= 0:  # else no weights sampled it: its text was given
-            yield sample.weight_version_names[index], first, last
 
 
 def _components(rollout: Rollout, reward: float) -> dict[str, float]:
@@ -228,7 +210,7 @@ def _turn_rewards(sample: Sample | None) -> dict[str, Any]:
     response."""
     if sample is None or not sample.turn_rewards:
         return {}
-    first = _response_start(sample)
+    first = response_start(sample)
     found = [
         {"turn_id": span.turn_id, "start": span.start - first, "end": span.end - first, "reward": reward}
         for span, reward in zip(sample.turn_spans, sample.turn_rewards, strict=True)
