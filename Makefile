@@ -48,7 +48,7 @@ INSTALLED := .venv/installed
 RUNS := .venv/runs
 SUITE := $(BIN)/python scripts/suites.py
 
-.PHONY: install model-kits test test-slow test-workers test-browser test-docker test-agents cluster lowest everything engines check lint demo container bench agents-matrix upstream frameworks recorded-run pictures campaign harbor docs ui ui-check clean
+.PHONY: install model-kits test test-slow test-workers test-browser test-docker test-agents cluster trainers lowest everything engines check lint demo container bench agents-matrix upstream frameworks recorded-run pictures campaign harbor docs ui ui-check clean
 
 install: $(INSTALLED)
 
@@ -81,6 +81,9 @@ test-agents: $(INSTALLED)
 
 cluster: $(INSTALLED)
 	$(SUITE) cluster
+
+trainers: $(INSTALLED)
+	$(SUITE) trainers
 
 engines: $(INSTALLED)
 	scripts/bubblewrap.sh

@@ -18,6 +18,7 @@ import re
 import subprocess
 import sys
 from collections import defaultdict
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -27,8 +28,19 @@ FIGURES = ROOT / ".ci" / "figures.json"
 PAGE = ROOT / "CONTRIBUTING.md"
 MODES = {"ci": "`.ci/run`", "everything": "`make everything`"}
 BEGIN, END = "<!-- figures: written by scripts/figures.py -->", "<!-- end of figures -->"
-WATCHED: Final = {"runsc": "env_server/turnstile_server/sandboxes"}
-"""Suites that `.ci/run` plays only where this folder is another than in their last recorded run."""
+WATCHED: Final = {
+    "runsc": ("env_server/turnstile_server/sandboxes",),
+    "cluster": (
+        "client/turnstile/cli",
+        "client/turnstile/ray",
+        "deploy",
+        "env_server/turnstile_server/sandboxes",
+        "env_server/turnstile_server/workers",
+        "tests/cluster",
+    ),
+    "trainers": ("client/turnstile/exporters", "client/turnstile/models", "tests/trainers"),
+}
+"""Suites that `.ci/run` plays only where these folders are others than in their last recorded run."""
 COUNT = re.compile(r"(\d+) passed")
 
 
@@ -44,18 +56,22 @@ def module_seconds() -> dict[str, float]:
     return seconds
 
 
-def tree_of(folder: str) -> str:
-    """git's name for what a folder holds at HEAD."""
+def trees_of(folders: Sequence[str]) -> str:
+    """git's names for what the folders hold at HEAD."""
     done = subprocess.run(
-        ["git", "rev-parse", f"HEAD:{folder}"], cwd=ROOT, check=True, capture_output=True, text=True
+        ["git", "rev-parse", *(f"HEAD:{folder}" for folder in folders)],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
     )
-    return done.stdout.strip()
+    return " ".join(done.stdout.split())
 
 
 def unchanged(suite: str) -> bool:
     """Whether what ``suite`` watches is what its last recorded run played."""
     played = {mode: figures()[mode].get(suite, {}).get("watched") for mode in MODES}
-    return tree_of(WATCHED[suite]) in played.values()
+    return trees_of(WATCHED[suite]) in played.values()
 
 
 def take(mode: str, folder: Path, *, some: bool) -> None:
@@ -71,7 +87,7 @@ def take(mode: str, folder: Path, *, some: bool) -> None:
         count = COUNT.search(closing)
         entry: dict[str, Any] = {"seconds": int(seconds), "tests": int(count[1]) if count else None, "day": day}
         if name in WATCHED:
-            entry["watched"] = tree_of(WATCHED[name])
+            entry["watched"] = trees_of(WATCHED[name])
         found[mode][name] = entry
     if mode == "ci" and (folder / "modules.test").exists():
         found["machine"] = f"{os.cpu_count()} cores, {processor()}, Python {platform.python_version()}"

@@ -77,11 +77,14 @@ def markers(*names: str) -> frozenset[str]:
 REAL_ENGINES = markers("sglang", "vllm")
 SUITES = {
     "test": Suite(
-        none_of=markers("slow", "docker", "container", "agents", "browser", "runsc", "cluster") | REAL_ENGINES,
+        none_of=markers("slow", "docker", "container", "agents", "browser", "runsc", "cluster", "trainers")
+        | REAL_ENGINES,
         processes=5,  # they wait more than they compute, and each collects its own part only
         share="folders",
     ),
-    "slow": Suite(markers("slow"), markers("docker", "agents", "browser", "cluster") | REAL_ENGINES, processes=4),
+    "slow": Suite(
+        markers("slow"), markers("docker", "agents", "browser", "cluster", "trainers") | REAL_ENGINES, processes=4
+    ),
     # Other tests of servers ask one for an order, a bound or a journal that several do not share. That each
     # route is joined is held by tests/workers, in the suite `test`.
     "workers": Suite(
@@ -107,6 +110,8 @@ SUITES = {
     "container": Suite(markers("container"), share="loadfile"),
     # A module's tests share their cluster or their engine.
     "cluster": Suite(markers("cluster"), share="loadfile"),
+    # Each trainer has a Python of its own; what one played is looked at by the next test of its module.
+    "trainers": Suite(markers("trainers"), share="loadfile"),
     "agents": Suite(markers("agents"), REAL_ENGINES, processes=3),
     "engines": Suite(REAL_ENGINES, markers("container"), processes=len(REAL_ENGINES), share="markers"),
 }

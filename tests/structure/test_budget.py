@@ -23,7 +23,8 @@ def test_the_suites_of_ci_run_take_at_most_forty_minutes() -> None:
 def test_every_step_of_ci_run_has_its_seconds() -> None:
     steps = set(re.findall(r"^ *(?:step|suite|begin) ([\w-]+) ", RUN, re.MULTILINE))
     assert len(steps) > 10
-    assert set(figures()["ci"]) == steps, "record it with RECORD=1 .ci/run"
+    recorded = set(figures()["ci"])
+    assert steps - set(WATCHED) <= recorded <= steps, "record it with RECORD=1 .ci/run"
 
 
 def test_the_table_in_contributing_is_that_of_the_figures() -> None:

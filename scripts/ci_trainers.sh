@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# Exporters against the trainers' own types and code: installs each trainer whose tests need its package, at pinned
+# versions, into a Python of its own, and plays the suite `trainers`.
+#
+#     scripts/ci_trainers.sh CACHE [PYTEST OPTION…]
+#
+# CACHE/NAME is kept between runs. Needs .venv.
+set -euo pipefail
+cache=${1:?usage: ci_trainers.sh CACHE [PYTEST OPTION…]}
+shift
+cd "$(dirname "$0")/.."
+
+# trainer NAME PYTHON: scripts/trainers/NAME.txt into CACHE/NAME, and TURNSTILE_NAME_PYTHON for the tests.
+trainer() {
+  local name=$1
+  PYTHON=$2 scripts/install_pinned.sh "scripts/trainers/$name.txt" "$cache/$name"
+  export "TURNSTILE_${name^^}_PYTHON=$cache/$name/bin/python"
+}
+
+exec .venv/bin/python scripts/suites.py trainers "$@"
