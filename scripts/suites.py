@@ -75,15 +75,15 @@ def markers(*names: str) -> frozenset[str]:
 
 
 REAL_ENGINES = markers("sglang", "vllm")
+PLAYED_APART = markers("cluster", "trainers")
 SUITES = {
     "test": Suite(
-        none_of=markers("slow", "docker", "container", "agents", "browser", "runsc", "cluster", "trainers")
-        | REAL_ENGINES,
+        none_of=markers("slow", "docker", "container", "agents", "browser", "runsc") | PLAYED_APART | REAL_ENGINES,
         processes=5,  # they wait more than they compute, and each collects its own part only
         share="folders",
     ),
     "slow": Suite(
-        markers("slow"), markers("docker", "agents", "browser", "cluster", "trainers") | REAL_ENGINES, processes=4
+        markers("slow"), markers("docker", "agents", "browser") | PLAYED_APART | REAL_ENGINES, processes=4
     ),
     # Other tests of servers ask one for an order, a bound or a journal that several do not share. That each
     # route is joined is held by tests/workers, in the suite `test`.

@@ -1,8 +1,8 @@
-"""The recorded run of real agents (tests/ui/recorded) as rollouts, read from a server by the client alone: a trainer's
-own Python, which has no server, imports this too.
+"""The recorded run of real agents (tests/ui/recorded) as rollouts, read from a server by the client alone: a
+trainer's own Python, which has no server, imports this too.
 
-32 rollouts of nine agents in three groups a step: several rows each (sub-agents, compactions), replies that were cut,
-calls that broke, budgets that were used up.
+32 rollouts of nine agents: several rows each (sub-agents, compactions), replies that were cut, calls that broke,
+budgets that were used up.
 """
 
 from __future__ import annotations
