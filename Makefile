@@ -5,6 +5,8 @@
 # make test-browser  the viewer in a real browser
 # make test-docker  sandboxes, grading and episodes in a real Docker engine (DOCKER_HOST; scripts/ci_docker.sh makes one)
 # make test-agents  real agents and clients from their registries (scripts/ci_installs.sh)
+# make cheats   work that cheats: several hundred ways to a reward, which earn none
+# make trainers exporters against the trainers' own types and code (scripts/ci_trainers.sh)
 # make cluster  a Ray cluster, pods of a fake Kubernetes, the chart, Docker by ssh and TLS, Podman (what it needs:
 #               scripts/ci_installs.sh, scripts/ci_docker.sh, scripts/ci_podman.sh)
 # make engines  real engines: TURNSTILE_SGLANG_PYTHON and TURNSTILE_VLLM_PYTHON (scripts/install_sglang_cpu.sh,
@@ -48,7 +50,7 @@ INSTALLED := .venv/installed
 RUNS := .venv/runs
 SUITE := $(BIN)/python scripts/suites.py
 
-.PHONY: install model-kits test test-slow test-workers test-browser test-docker test-agents cluster trainers lowest everything engines check lint demo container bench agents-matrix upstream frameworks recorded-run pictures campaign harbor docs ui ui-check clean
+.PHONY: install model-kits test test-slow test-workers test-browser test-docker test-agents cheats cluster trainers lowest everything engines check lint demo container bench agents-matrix upstream frameworks recorded-run pictures campaign harbor docs ui ui-check clean
 
 install: $(INSTALLED)
 
@@ -78,6 +80,10 @@ test-docker: $(INSTALLED)
 test-agents: $(INSTALLED)
 	scripts/bubblewrap.sh
 	$(SUITE) agents
+
+cheats: $(INSTALLED)
+	scripts/bubblewrap.sh
+	$(SUITE) cheats
 
 cluster: $(INSTALLED)
 	$(SUITE) cluster

@@ -29,6 +29,14 @@ PAGE = ROOT / "CONTRIBUTING.md"
 MODES = {"ci": "`.ci/run`", "everything": "`make everything`"}
 BEGIN, END = "<!-- figures: written by scripts/figures.py -->", "<!-- end of figures -->"
 WATCHED: Final = {
+    "cheats": (
+        "env_server/turnstile_server/grading",
+        "env_server/turnstile_server/kinds",
+        "env_server/turnstile_server/sandboxes",
+        "env_server/turnstile_server/tasks",
+        "examples",
+        "tests/grading",
+    ),
     "runsc": ("env_server/turnstile_server/sandboxes",),
     "cluster": (
         "client/turnstile/cli",
@@ -37,6 +45,15 @@ WATCHED: Final = {
         "env_server/turnstile_server/sandboxes",
         "env_server/turnstile_server/workers",
         "tests/cluster",
+    ),
+    "engines": (
+        "client/turnstile/models",
+        "env_server/turnstile_server/capture",
+        "env_server/turnstile_server/engines",
+        "env_server/turnstile_server/gate",
+        "env_server/turnstile_server/rendering",
+        "tests/engines",
+        "tests/gate",
     ),
     "trainers": ("client/turnstile/exporters", "client/turnstile/models", "tests/trainers"),
 }

@@ -75,7 +75,7 @@ def markers(*names: str) -> frozenset[str]:
 
 
 REAL_ENGINES = markers("sglang", "vllm")
-PLAYED_APART = markers("cluster", "trainers")
+PLAYED_APART = markers("cheats", "cluster", "trainers")
 SUITES = {
     "test": Suite(
         none_of=markers("slow", "docker", "container", "agents", "browser", "runsc") | PLAYED_APART | REAL_ENGINES,
@@ -108,6 +108,8 @@ SUITES = {
     "runsc": Suite(markers("runsc"), processes=0),
     # What a container played is looked at by the next test of its module.
     "container": Suite(markers("container"), share="loadfile"),
+    # One work that cheats after another, each in a sandbox of its own.
+    "cheats": Suite(markers("cheats"), markers("docker"), processes=4),
     # A module's tests share their cluster or their engine.
     "cluster": Suite(markers("cluster"), share="loadfile"),
     # Each trainer has a Python of its own; what one played is looked at by the next test of its module.

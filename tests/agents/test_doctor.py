@@ -97,6 +97,7 @@ def test_an_agent_that_works_is_told_to_work_line_by_line(tiny_model: Path) -> N
     assert "exit code 0" in done.stdout
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_it_needs_no_model(tmp_path: Path) -> None:
     """In an empty folder, with nothing but the installed package; the model of a server does not matter."""
@@ -303,6 +304,7 @@ async def test_what_cannot_be_played_is_refused_by_name(tiny_model: Path, tmp_pa
         await check_agent(wanted, "plain-loop", task_id="count-errors", wall_s=60)
 
 
+@pytest.mark.thorough
 def test_a_folder_without_a_tokenizer_is_an_error_of_usage(tmp_path: Path) -> None:
     done = doctor(tmp_path, "plain-loop")
     assert done.returncode == 2
@@ -317,6 +319,7 @@ def test_a_template_whose_tools_cannot_be_read_is_an_error_of_usage_before_anyth
     assert "Leave out --model" in done.stderr
 
 
+@pytest.mark.thorough
 def test_without_sandboxes_it_is_an_error_of_usage(tiny_model: Path) -> None:
     done = doctor(tiny_model, "plain-loop", "--sandbox", "none")
     assert (done.returncode, done.stdout) == (2, "")

@@ -59,6 +59,7 @@ def test_experts_of_an_engine_that_returns_none(tiny_model: Path, tmp_path: Path
     assert "embedded" in line
 
 
+@pytest.mark.thorough
 def test_a_tokenizer_without_a_chat_template(tiny_model: Path, tmp_path: Path) -> None:
     model = tmp_path / "model"
     shutil.copytree(tiny_model, model)
@@ -90,6 +91,7 @@ def test_a_data_directory_that_cannot_be_made(tiny_model: Path, tmp_path: Path) 
     assert str(file) in refusal("--model", tiny_model, "--data-dir", file / "data")
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_an_engine_url_that_is_none(tiny_model: Path, tmp_path: Path) -> None:
     arguments = ("--model", tiny_model, "--data-dir", tmp_path / "data", "--engine-url", "foo")

@@ -157,7 +157,7 @@ JUDGED = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.cheats
 @pytest.mark.parametrize("judged", JUDGED.values(), ids=JUDGED.keys())
 async def test_an_object_that_agrees_to_everything_passes_no_test(provider: Watched, judged: str) -> None:
     text = f"import unittest\nfrom mathx import double\nclass Hidden(unittest.TestCase):\n    def test_it(self):\n        {judged}\n"
@@ -297,7 +297,7 @@ OTHER_WAYS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.cheats
 @pytest.mark.parametrize(("judged", "cheat"), OTHER_WAYS.values(), ids=OTHER_WAYS.keys())
 async def test_no_other_way_past_the_boundary_passes_a_test(provider: Watched, judged: str, cheat: str) -> None:
     text = f"import unittest\nfrom mathx import double\nclass Hidden(unittest.TestCase):\n    def test_it(self):\n        {judged}\n"
@@ -313,7 +313,7 @@ LOOKED_FOR = "msvcrt", "_winapi", "winreg", "nt"
 """Modules that the standard library imports where they are there."""
 
 
-@pytest.mark.slow
+@pytest.mark.cheats
 async def test_the_work_has_no_part_in_the_standard_library_of_what_judges(provider: Watched) -> None:
     text = (
         "import mimetypes, subprocess, unittest\nfrom mathx import double\nclass Hidden(unittest.TestCase):\n"
@@ -346,7 +346,7 @@ def all(many): return True
 """
 
 
-@pytest.mark.slow
+@pytest.mark.cheats
 @pytest.mark.parametrize(("runner", "judged"), NAMES.values(), ids=NAMES.keys())
 async def test_the_work_does_not_name_what_hidden_tests_use(provider: Watched, runner: str, judged: str) -> None:
     """By ``from mathx import *``, whose names the work lists."""

@@ -7,7 +7,7 @@ from grading_support import Watched, grader, the_task, work
 
 from turnstile_server.grading.protocol import Grade
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.cheats]
 
 UNITTEST = """
 import unittest

@@ -9,7 +9,7 @@ from grading_support import BUG, EXPECTED, FIX, HIDDEN, VISIBLE, Watched, grader
 
 from turnstile_server.grading.protocol import Work
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.cheats]
 
 FORGED = "0" * 64 + " " + json.dumps({"faults": [], "passed": EXPECTED, "failed": [], "output": ""})
 PASS_ALL = "import unittest\nunittest.TestCase.assertEqual = lambda *args, **kwargs: None\n"
@@ -138,7 +138,7 @@ async def test_tests_that_never_end_score_0(provider: Watched) -> None:
     assert "ran out of time" in json.dumps(grade.detail["tests"])
 
 
-@pytest.mark.parametrize("count", [6_000, pytest.param(100_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [6_000, 100_000])
 async def test_an_archive_of_very_many_files_scores_0(provider: Watched, count: int) -> None:
     many = work({"mathx/__init__.py": FIX, **{f"f{number}": "" for number in range(count)}})
     grade = await grader(provider).grade(the_task(), many)

@@ -190,7 +190,7 @@ QUICK = ("a context manager that swallows what the work raised in it", "a call t
 
 def _cases() -> Iterator[Any]:
     for name, (judged, cheat) in RESULTS.items():
-        yield pytest.param(judged, cheat, id=name, marks=() if name in QUICK else pytest.mark.slow)
+        yield pytest.param(judged, cheat, id=name, marks=() if name in QUICK else pytest.mark.cheats)
 
 
 @pytest.mark.parametrize(("judged", "cheat"), _cases())
@@ -209,7 +209,7 @@ PYTEST = {
 FIXTURE = "import pytest\nfrom mathx import double\n@pytest.fixture\ndef f():\n    yield 1\n    double(lambda: pytest.fail('no'))\n"
 
 
-@pytest.mark.slow
+@pytest.mark.cheats
 @pytest.mark.parametrize("judged", PYTEST.values(), ids=PYTEST.keys())
 async def test_a_failure_that_the_work_swallows_fails_a_test_of_pytest(provider: Watched, judged: str) -> None:
     tests = {
@@ -245,7 +245,7 @@ LIBRARY = (
 )
 
 
-@pytest.mark.slow
+@pytest.mark.cheats
 @pytest.mark.parametrize("judged", HONEST.values(), ids=HONEST.keys())
 async def test_a_library_that_handles_exceptions_can_be_tested(provider: Watched, judged: str) -> None:
     tests = hidden(f"from mathx import quiet, calm, Stop\n        {judged}")
@@ -283,7 +283,7 @@ COMPUTED = (
 )
 
 
-@pytest.mark.slow
+@pytest.mark.cheats
 @pytest.mark.parametrize("judged", COMPUTED)
 async def test_objects_that_compute_can_be_tested(provider: Watched, judged: str) -> None:
     tests = hidden(f"import mathx as double\n        {judged}")

@@ -155,7 +155,7 @@ def test_hidden_files_are_laid_over_the_tree_and_cut_ids_stand_for_all_that_begi
     assert [(one["id"], one["status"]) for one in verdict.detail["failed"]] == [(WORDS_MUST_PASS[1], "not run")]
 
 
-@pytest.mark.slow
+@pytest.mark.cheats
 @pytest.mark.parametrize("cheat", CHEATS.values(), ids=CHEATS.keys())
 def test_a_cheat_fools_plain_pytest_and_not_this_runner(python: Path, tmp_path: Path, cheat: Cheat) -> None:
     put(tmp_path / "naive", {**LEDGER, **cheat.files})

@@ -42,7 +42,7 @@ pytestmark = pytest.mark.anyio
 PAGE = Path(__file__).parents[2] / "docs" / "attacks.md"
 HEAD = ["| attack | what it does | what stops it here | earns 1 elsewhere by |", "|---|---|---|---|"]
 QUICK = ("conftest.py", "a race with the submit", "an object that equals everything", "os._exit", "the check read")
-"""Played by every run; the others are slow."""
+"""Played by every run; the others where grading changed."""
 
 
 @pytest.fixture(scope="session")
@@ -122,7 +122,7 @@ async def both(
 @pytest.mark.parametrize(
     "attack",
     [
-        pytest.param(each, id=each.name, marks=() if each.name in QUICK else pytest.mark.slow)
+        pytest.param(each, id=each.name, marks=() if each.name in QUICK else pytest.mark.cheats)
         for each in REWARD_ATTACKS
     ],
 )

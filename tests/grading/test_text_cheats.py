@@ -78,7 +78,7 @@ def judged(text: str) -> str:
     return f"{HEAD}class Hidden(unittest.TestCase):\n    def test_a(self):\n        {text}\n    def test_two(self):\n        self.assertEqual(double(2), 4)\n"
 
 
-@pytest.mark.slow
+@pytest.mark.cheats
 @pytest.mark.parametrize(("text", "cheat"), RUN.values(), ids=RUN.keys())
 async def test_no_text_of_the_work_runs_in_the_process_that_judges(
     provider: Watched, text: str, cheat: str

@@ -292,6 +292,7 @@ def test_a_grader_that_trusts_the_work_folder_is_paid_for_reward_files(tmp_path:
     assert done.failed == {CheckId.ATTACKS}
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_tests_that_run_in_the_process_of_the_work_are_paid_for_an_early_end(tmp_path: Path) -> None:
     tests = {
