@@ -50,7 +50,7 @@ INSTALLED := .venv/installed
 RUNS := .venv/runs
 SUITE := $(BIN)/python scripts/suites.py
 
-.PHONY: install model-kits test test-slow test-workers test-browser test-docker test-agents cheats cluster trainers lowest everything engines check lint demo container bench agents-matrix upstream frameworks recorded-run pictures campaign harbor docs ui ui-check clean
+.PHONY: install model-kits test test-slow test-workers test-browser test-docker test-agents cheats cluster trainers lowest everything engines check lint demo container bench agents-matrix upstream frameworks recorded-run pictures campaign fleet-campaign harbor docs ui ui-check clean
 
 install: $(INSTALLED)
 
@@ -152,6 +152,10 @@ campaign: $(INSTALLED)
 	scripts/bubblewrap.sh
 	$(BIN)/python benchmarks/campaign $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)) \
 		$(if $(BACKENDS),--backends $(BACKENDS)) $(if $(FAULTS),--faults $(FAULTS)) $(if $(OUT),--out $(OUT))
+
+fleet-campaign: $(INSTALLED)
+	scripts/bubblewrap.sh
+	cd benchmarks && $(abspath $(BIN))/python -m campaign.fleet $(if $(SEED),--seed $(SEED)) $(if $(OUT),--out $(OUT))
 
 # Harbor is a program of its own, in a Python of its own: HARBOR=/path/to/harbor.
 harbor: $(INSTALLED)

@@ -75,7 +75,7 @@ class Arena:
             folder=folder,
             control_port=free_port(),
             agent_port=free_port(),
-            engine_url="",
+            engine_urls=(),
             public_url="",
             docker_host=None,
             docker_image=docker_image,
@@ -106,7 +106,7 @@ class Arena:
             docker_host = f"unix://{self.folder}/d.sock"
         self.settings = replace(
             self.settings,
-            engine_url=f"http://127.0.0.1:{ports['engine']}",
+            engine_urls=(f"http://127.0.0.1:{ports['engine']}",),
             public_url=f"http://127.0.0.1:{ports['agent']}",
             docker_host=docker_host,
         )

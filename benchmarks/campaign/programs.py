@@ -164,14 +164,14 @@ def inherited() -> dict[str, str]:
     }
 
 
-def engine_program(folder: Path, port: int, log: Path, seed: int) -> Program:
+def engine_program(folder: Path, port: int, log: Path, seed: int, name: str = "engine") -> Program:
     starts = iter(range(seed, seed + 1_000_000))
 
     def command() -> list[str]:
         numbers = [str(MODEL), str(port), str(log), str(next(starts))]
         return [sys.executable, "-m", "campaign.engine", *numbers]
 
-    return Program("engine", command, inherited, f"http://127.0.0.1:{port}/health", folder / "engine.log")
+    return Program(name, command, inherited, f"http://127.0.0.1:{port}/health", folder / f"{name}.log")
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ class ServerSettings:
     folder: Path
     control_port: int
     agent_port: int
-    engine_url: str
+    engine_urls: tuple[str, ...]
     public_url: str
     docker_host: str | None
     docker_image: str | None
@@ -214,7 +214,6 @@ def server_program(settings: ServerSettings) -> Program:
     def command() -> list[str]:
         options = {
             "--engine": "sglang",
-            "--engine-url": settings.engine_url,
             "--model": str(MODEL),
             "--data-dir": str(settings.data),
             "--control-port": str(settings.control_port),
@@ -223,7 +222,8 @@ def server_program(settings: ServerSettings) -> Program:
             "--log-level": "info",
             "--workers": str(settings.workers),
         }
-        return [sys.executable, "-m", "turnstile", "serve", *(word for pair in options.items() for word in pair)]
+        pairs = [*options.items(), *(("--engine-url", url) for url in settings.engine_urls)]
+        return [sys.executable, "-m", "turnstile", "serve", *(word for pair in pairs for word in pair)]
 
     def env() -> dict[str, str]:
         more = {

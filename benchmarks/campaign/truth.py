@@ -102,24 +102,26 @@ def read_agent_log(lines: Iterable[str], where: str) -> AgentLog:
 
 
 class EngineLog:
-    """The engine's log, read as far as it is written; ``read_on`` reads what is new."""
+    """The log of an engine, or of several, read as far as it is written; ``read_on`` reads what is new."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._at = 0
+    def __init__(self, *paths: Path) -> None:
+        self._at = dict.fromkeys(paths, 0)
         self.by_mark: dict[str, Sampled] = {}
         self._by_first: dict[float, list[Sampled]] = {}
         self.receipts: dict[str, set[tuple[str, str]]] = {}
         """(mark, digest of the text) by episode."""
 
     def read_on(self) -> None:
-        if not self._path.exists():
-            return
-        with self._path.open("rb") as file:
-            file.seek(self._at)
+        for path in self._at:
+            if path.exists():
+                self._read_on(path)
+
+    def _read_on(self, path: Path) -> None:
+        with path.open("rb") as file:
+            file.seek(self._at[path])
             data = file.read()
         whole = data[: data.rfind(b"\n") + 1]
-        self._at += len(whole)
+        self._at[path] += len(whole)
         for line in json_lines(whole.decode().splitlines()):
             if "from" in line:
                 self.by_mark[line["mark"]].versions.append((line["from"], line["version"]))
