@@ -131,3 +131,23 @@ async def test_a_segment_in_which_damage_is_found_is_kept_as_it_is(tmp_path: Pat
     assert journal.stats.segments_compacted > 0
     assert numbers([r for r in await journal.read("long") if r.type == RecordType.TURN]) == list(range(1, 16))
     await journal.close()
+
+
+async def test_nothing_of_an_episode_that_is_gone_stays_in_memory(tmp_path: Path) -> None:
+    """A server that deletes what is old would else keep the names of all episodes that ever were."""
+    journal = await FileJournal.open(tmp_path, small())
+    await journal.append(state("kept", "completed"))
+    for number in range(40):
+        await journal.append(turn(f"gone-{number}", 0, items=3000))
+        await journal.append(state(f"gone-{number}", "completed"))
+    for number in range(40):
+        await journal.delete(f"gone-{number}")
+    await journal.append(turn("filler", 0, items=6000))  # the tombstones' segment is behind the last one now
+    await journal.delete("filler")
+    assert [each.episode_id async for each in journal.episodes()] == ["kept"]
+    assert journal.stats.segments_compacted > 1
+    db = journal._index._db
+    names = [row[0] for row in await journal._in_thread(lambda: list(db.execute("SELECT episode_id FROM names")))]
+    assert "kept" in names
+    assert len(names) < 10
+    await journal.close()

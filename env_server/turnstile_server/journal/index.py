@@ -10,6 +10,7 @@ segments that still hold dead records, so that their tombstone outlives them.
 from __future__ import annotations
 
 import contextlib
+import json
 import sqlite3
 import threading
 from collections import Counter
@@ -33,6 +34,7 @@ CREATE TABLE segments (
     segment INTEGER PRIMARY KEY, nonce TEXT DEFAULT '0', damaged INTEGER DEFAULT 0,
     records INTEGER DEFAULT 0, bytes INTEGER DEFAULT 0
 );
+CREATE TABLE names (episode INTEGER PRIMARY KEY, episode_id TEXT NOT NULL UNIQUE);
 CREATE TABLE records (
     episode INTEGER, position INTEGER, length INTEGER, type INTEGER, ended_at REAL, PRIMARY KEY (episode, position)
 ) WITHOUT ROWID;
@@ -44,6 +46,12 @@ CREATE INDEX dead_by_segment ON dead (segment);
 """
 _NEEDED = "EXISTS (SELECT 1 FROM dead d WHERE d.episode = t.episode AND d.segment != t.position >> 40)"
 """The condition that a tombstone ``t`` is needed: records that it holds dead lie in other segments too."""
+_UNNAMED = (
+    "episode NOT IN (SELECT episode FROM tombstones) "
+    "AND NOT EXISTS (SELECT 1 FROM records r WHERE r.episode = names.episode) "
+    "AND NOT EXISTS (SELECT 1 FROM dead d WHERE d.episode = names.episode)"
+)
+"""The condition that nothing of an episode is left: the names of all that ever were would never end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,17 +101,20 @@ class JournalIndex:
     def __init__(self) -> None:
         self._db = sqlite3.connect(":memory:", isolation_level=None, cached_statements=64)
         self._db.executescript(_SCHEMA)
-        self._numbers: dict[str, int] = {}
-        self._names: list[str] = []
 
     def close(self) -> None:
         self._db.close()
 
     def _number(self, episode_id: str) -> int:
-        number = self._numbers.setdefault(episode_id, len(self._names))
-        if number == len(self._names):
-            self._names.append(episode_id)
-        return number
+        found = self._known(episode_id)
+        if found is None:
+            self._db.execute("INSERT INTO names (episode_id) VALUES (?)", (episode_id,))
+            (found,) = self._db.execute("SELECT last_insert_rowid()").fetchone()
+        return int(found)
+
+    def _known(self, episode_id: str) -> int | None:
+        found = self._db.execute("SELECT episode FROM names WHERE episode_id = ?", (episode_id,)).fetchone()
+        return None if found is None else int(found[0])
 
     # -- keeping it up to date -------------------------------------------------------------------------------
 
@@ -124,10 +135,10 @@ class JournalIndex:
 
     def apply_summary(self, summary: Summary, mark: SegmentMark) -> None:
         """As ``apply`` with the summary's entries and its mark, without an object for each."""
-        numbers = [self._number(name) for name in summary.episodes]
         base = position(summary.segment, 0)
         rows: list[tuple[int, int, int, int, float | None]] = []
         with _transaction(self._db):
+            numbers = [self._number(name) for name in summary.episodes]
             for offset, length, kind, episode, ended_at, before in summary.rows():
                 if kind == RecordType.EPISODE_DELETED:
                     self._insert(rows)
@@ -197,9 +208,18 @@ class JournalIndex:
         """The segment is gone, or will be described anew. Nothing in it lives."""
         low, high = position(segment, 0), position(segment + 1, 0)
         with _transaction(self._db):
+            found = self._db.execute(
+                "SELECT episode FROM tombstones WHERE position >= ? AND position < ? UNION "
+                "SELECT episode FROM dead WHERE segment = ?",
+                (low, high, segment),
+            ).fetchall()
             self._db.execute("DELETE FROM tombstones WHERE position >= ? AND position < ?", (low, high))
             self._db.execute("DELETE FROM dead WHERE segment = ?", (segment,))
             self._db.execute("DELETE FROM segments WHERE segment = ?", (segment,))
+            self._db.execute(
+                f"DELETE FROM names WHERE episode IN (SELECT value FROM json_each(?)) AND {_UNNAMED}",
+                (json.dumps([row[0] for row in found]),),
+            )
 
     # -- answers ---------------------------------------------------------------------------------------------
 
@@ -211,7 +231,7 @@ class JournalIndex:
         """Living records of an episode, in order, counting what is not indexed yet."""
         rows = self._db.execute(
             "SELECT position, length, type FROM records WHERE episode = ? ORDER BY position",
-            (self._numbers.get(episode_id, -1),),
+            (self._known(episode_id),),
         )
         found = {row[0]: RecordLocation(*row) for row in rows}
         for item in unindexed:
@@ -227,31 +247,34 @@ class JournalIndex:
         """Every episode with a living EPISODE or TURN record, by the age of the first EPISODE record; those
         without one (it is lost) by the age of their first turn."""
         rows = self._db.execute(
-            "SELECT episode, min(position) AS first FROM records WHERE type = 1 GROUP BY episode UNION ALL "
+            "SELECT episode_id FROM names JOIN "
+            "(SELECT episode, min(position) AS first FROM records WHERE type = 1 GROUP BY episode UNION ALL "
             "SELECT episode, min(position) FROM records r WHERE type = 2 AND NOT EXISTS "
-            "(SELECT 1 FROM records s WHERE s.type = 1 AND s.episode = r.episode) GROUP BY episode ORDER BY first"
+            "(SELECT 1 FROM records s WHERE s.type = 1 AND s.episode = r.episode) GROUP BY episode) "
+            "USING (episode) ORDER BY first"
         )
-        return [self._names[row[0]] for row in rows]
+        return [row[0] for row in rows]
 
     def states(self) -> list[LastState]:
         """Every living episode's last state, by the age of its first."""
         rows = self._db.execute(
-            "SELECT episode, max(position), length, ended_at, first, EXISTS (SELECT 1 FROM records e WHERE "
-            "e.type = 6 AND e.episode = id) FROM records JOIN "
+            "SELECT (SELECT episode_id FROM names n WHERE n.episode = id), max(position), length, ended_at, "
+            "first, EXISTS (SELECT 1 FROM records e WHERE e.type = 6 AND e.episode = id) FROM records JOIN "
             "(SELECT episode AS id, min(position) AS first FROM records WHERE type = 1 GROUP BY episode) "
             "ON episode = id WHERE type = 1 GROUP BY episode ORDER BY first"
         )
         return [
-            LastState(
-                self._names[row[0]], RecordLocation(row[1], row[2], RecordType.EPISODE), row[3], bool(row[5])
-            )
+            LastState(row[0], RecordLocation(row[1], row[2], RecordType.EPISODE), row[3], bool(row[5]))
             for row in rows
         ]
 
     def sizes(self) -> dict[str, int]:
         """Living bytes by episode."""
-        rows = self._db.execute("SELECT episode, sum(length) FROM records GROUP BY episode")
-        return {self._names[row[0]]: row[1] for row in rows}
+        return dict(
+            self._db.execute(
+                "SELECT episode_id, sum(length) FROM records JOIN names USING (episode) GROUP BY episode"
+            )
+        )
 
     def uses(self) -> list[SegmentUse]:
         """Every segment, the oldest first; the last is the one that is appended to."""
@@ -265,11 +288,11 @@ class JournalIndex:
     def tombstones_needed(self, segment: int) -> list[tuple[str, int]]:
         """``(episode_id, before)`` of tombstones in ``segment`` whose dead records lie in other segments too."""
         rows = self._db.execute(
-            f"SELECT episode, max(before) FROM tombstones t WHERE position >= ? AND position < ? AND {_NEEDED} "
-            "GROUP BY episode",
+            "SELECT episode_id, max(before) FROM tombstones t JOIN names USING (episode) "
+            f"WHERE position >= ? AND position < ? AND {_NEEDED} GROUP BY episode",
             (position(segment, 0), position(segment + 1, 0)),
         )
-        return [(self._names[row[0]], row[1]) for row in rows]
+        return list(rows)
 
     def kept_in(self, segment: int) -> list[RecordLocation]:
         """Living records and needed tombstones of a segment, in order."""
