@@ -5,14 +5,17 @@ It lives in a thread of the test, and can be cut and opened again, like an engin
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import selectors
 import socket
 import ssl
 import threading
-import time
 from collections.abc import Iterator
 from urllib.parse import urlsplit
+
+CHUNK = 1 << 16
+MORE_S = 0.001
+"""What has arrived by then belongs to the same piece."""
 
 
 class EngineForwarder:
@@ -28,75 +31,70 @@ class EngineForwarder:
         self._listener = socket.create_server((host, port))
         self._host = host
         self.port: int = self._listener.getsockname()[1]
-        self._open: set[socket.socket] = set()
-        self._lock = threading.Lock()
+        self._open: set[asyncio.StreamWriter] = set()
+        self._serving: tuple[threading.Thread, asyncio.AbstractEventLoop, asyncio.Event] | None = None
 
     @property
     def url(self) -> str:
         return f"tcp://127.0.0.1:{self.port}"
 
-    def serve(self) -> None:
-        """Until ``cut``."""
-        listener = self._listener
-        with contextlib.suppress(OSError):
-            while True:
-                client, _ = listener.accept()
-                threading.Thread(target=self._carry, args=(client,), daemon=True).start()
-
-    def cut(self) -> None:
-        """Refuses connections and ends those that are open."""
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        with self._lock:
-            for each in self._open:
-                with contextlib.suppress(OSError):
-                    each.shutdown(socket.SHUT_RDWR)
-
     def open(self) -> None:
         """Serves in a thread; after ``cut`` at the same port."""
         if self._listener.fileno() < 0:
             self._listener = socket.create_server((self._host, self.port))
-        threading.Thread(target=self.serve, daemon=True).start()
+        begun = threading.Event()
+        thread = threading.Thread(target=lambda: asyncio.run(self._serve(begun)), daemon=True)
+        thread.start()
+        assert begun.wait(10)
 
-    def _carry(self, client: socket.socket) -> None:
-        engine = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        with client, engine:
-            with self._lock:
-                self._open |= {client, engine}
-            try:
-                engine.connect(self._engine)
-                if self._tls is None:
-                    _pump(client, engine, self.delay_s)
-                else:
-                    with self._tls.wrap_socket(client, server_side=True) as secured:
-                        _pump(secured, engine, self.delay_s)
-            except OSError:
-                return  # one of them is gone, and with it the other
-            finally:
-                with self._lock:
-                    self._open -= {client, engine}
+    def cut(self) -> None:
+        """Refuses connections and ends those that are open."""
+        assert self._serving is not None
+        (thread, loop, end), self._serving = self._serving, None
+        loop.call_soon_threadsafe(end.set)
+        thread.join()
 
+    async def _serve(self, begun: threading.Event) -> None:
+        end = asyncio.Event()
+        self._serving = threading.current_thread(), asyncio.get_running_loop(), end
+        server = await asyncio.start_server(self._carry, sock=self._listener, ssl=self._tls)
+        begun.set()
+        await end.wait()
+        server.close()
+        for each in self._open:
+            each.transport.abort()
 
-def _pump(client: socket.socket, engine: socket.socket, delay_s: float) -> None:
-    other = {client: engine, engine: client}
-    with selectors.DefaultSelector() as both:
-        for each in other:
-            both.register(each, selectors.EVENT_READ)
-        while both.get_map():
-            for key, _ in both.select():
-                source = key.fileobj
-                assert isinstance(source, socket.socket)
-                if source is engine:
-                    time.sleep(delay_s)
-                data = source.recv(1 << 16)
-                while isinstance(source, ssl.SSLSocket) and source.pending():
-                    data += source.recv(source.pending())
-                if data:
-                    other[source].sendall(data)
-                else:
-                    both.unregister(source)
-                    other[source].shutdown(socket.SHUT_WR)
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._open.add(writer)
+        try:
+            with contextlib.suppress(OSError):  # one of them is gone, and with it the other
+                said, engine = await asyncio.open_unix_connection(self._engine)
+                self._open.add(engine)
+                try:
+                    await asyncio.gather(self._pump(reader, engine, 0.0), self._pump(said, writer, None))
+                finally:
+                    self._open.discard(engine)
+                    engine.close()
+        finally:
+            self._open.discard(writer)
+            writer.close()
+
+    async def _pump(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, delay_s: float | None
+    ) -> None:
+        """``delay_s`` None: the forwarder's own, as it is then."""
+        while data := await reader.read(CHUNK):
+            if wait_s := self.delay_s if delay_s is None else delay_s:
+                await asyncio.sleep(wait_s)
+                with contextlib.suppress(TimeoutError):
+                    while more := await asyncio.wait_for(reader.read(CHUNK), MORE_S):
+                        data += more
+            writer.write(data)
+            await writer.drain()
+        if writer.can_write_eof():
+            writer.write_eof()
+        else:
+            writer.close()  # TLS has no half of a connection
 
 
 @contextlib.contextmanager
