@@ -17,4 +17,6 @@ trainer() {
   export "TURNSTILE_${name^^}_PYTHON=$cache/$name/bin/python"
 }
 
+trainer verl python3.11
+
 exec .venv/bin/python scripts/suites.py trainers "$@"

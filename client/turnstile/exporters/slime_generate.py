@@ -10,19 +10,15 @@ once. A call that the trainer cancels cancels its episode. The client is not clo
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from turnstile import errors
-from turnstile._rollout_run import RolloutHooks, RolloutPlan
 from turnstile.client import AsyncClient, AsyncNewEpisodeHandle
+from turnstile.exporters.single_rollouts import SingleRollouts
 from turnstile.exporters.slime import rows_of
-from turnstile.models import Limits, Sampling, new_id
-from turnstile.rollout import RolloutOptions, TaskLike, task_ref
-
-_SAMPLING = tuple(Sampling.model_fields)
+from turnstile.models import Limits
+from turnstile.rollout import TaskLike
 
 
 def task_in(sample: Any) -> TaskLike:
@@ -67,37 +63,19 @@ class Generate:
         retries: int = 2,
         env: Mapping[str, str] | None = None,
     ) -> None:
-        self._client = client
         self._task = task
-        self._options = RolloutOptions(agent, limits=limits, retries=retries, env=env)
-        self._accepted = False
-        self._fresh_groups: dict[str, str] = {}
-        self._numbers = itertools.count()
-        self._hooks = RolloutHooks(
-            retried=lambda: None,
-            regraded=lambda: None,
-            refilled=lambda: None,
-            fresh_group=lambda closed: self._fresh_groups.setdefault(closed, new_id("group")),
-            waiting=lambda _: None,
-            accepted=self._note_accepted,
-            any_accepted=lambda: self._accepted,
-        )
+        self._rollouts = SingleRollouts(client, agent=agent, limits=limits, retries=retries, env=env)
 
     async def __call__(
         self, args: Any, sample: Any, sampling_params: Mapping[str, Any], evaluation: bool = False
     ) -> list[Any]:
-        options = replace(
-            self._options,
-            sampling={name: value for name, value in sampling_params.items() if name in _SAMPLING},
+        rollout = await self._rollouts.play(
+            self._task(sample),
+            sampling_params=sampling_params,
+            group_id=None if sample.group_index is None else f"group_{sample.group_index}",
             # Greedy completions, as evaluations often are, train nothing, but they are what happened.
             include_untrained=evaluation,
             metadata={"index": sample.index, "group_index": sample.group_index, "evaluation": evaluation},
         )
-        group_id = new_id("group") if sample.group_index is None else f"group_{sample.group_index}"
-        plan = RolloutPlan(task_ref(self._task(sample)), group_id, 0, new_id("rollout"), next(self._numbers))
-        rollout = await self._client._rollout(options, plan, self._hooks).run()
         key = args.eval_reward_key if evaluation else args.reward_key
         return rows_of(rollout, sample, evaluation=evaluation, as_components=bool(key))
-
-    def _note_accepted(self) -> None:
-        self._accepted = True
