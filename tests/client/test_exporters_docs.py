@@ -92,3 +92,14 @@ def test_the_format_of_the_page_writes_a_line_per_sample() -> None:
     file = io.BytesIO()
     assert names["write"]([found], file) == 2
     assert len(file.getvalue().splitlines()) == 2
+
+
+@pytest.mark.slow
+def test_the_arithmetic_of_losses_runs_on_rollouts(
+    launching_door: Door, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = PAGE.with_name("trainers") / "advantages.md"
+    [code] = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    weights = ran(code, launching_door)["weights"]
+    assert len(capsys.readouterr().out.splitlines()) == len(weights) >= 4
+    assert (weights > 0).all()
