@@ -274,6 +274,8 @@ def test_batches_of_your_own_name_the_rollout_in_the_uid(queue: Queue) -> None:
     data.non_tensor_batch["uid"] = np.array(["g0"] * 4, dtype=object)
     with pytest.raises(ValueError, match="'g0' does not say which rollout"):
         compute_advantage(data, "turnstile_rloo", config=OmegaConf.create({}))
+    own = compute_advantage(data, "grpo", norm_adv_by_std_in_grpo=False).batch["advantages"]
+    assert own.tolist() == [[0.25, 0.25]] * 3 + [[-0.75, -0.75]], "verl counts rows"
 
 
 def test_the_modes_of_verl_keep_their_options() -> None:
