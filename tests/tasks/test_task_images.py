@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 from turnstile.cli.app import app
 from turnstile_server.errors import TaskFailed
 from turnstile_server.settings import SandboxSettings
-from turnstile_server.tasks.images import DOCKER, ImageBuildFailed, ImageUnusable, TaskImages
+from turnstile_server.tasks.images import DOCKER, OCI, ImageBuildFailed, ImageUnusable, TaskImages
 from turnstile_server.tasks.model import Task
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker]
@@ -232,6 +232,9 @@ async def test_an_image_that_is_missing_or_foreign_is_told(
     gone = a_task(tmp_path / "gone", "", '[environment]\ndocker_image = "turnstile-harbor-test:gone"\n')
     with pytest.raises(ImageUnusable, match="Docker has no image turnstile-harbor-test:gone"):
         await images.ensure(gone, DOCKER)
+    assert await images.ensure(gone, OCI) is None  # fetched with its first sandbox
+    with pytest.raises(ImageUnusable, match="built from a Dockerfile, which needs Docker"):
+        await images.ensure(a_task(tmp_path / "built", "FROM scratch\n", ""), OCI)
     foreign = f"turnstile-harbor-test:{uuid.uuid4().hex}"
     remove.append(foreign)
     other = "s390x" if engine.version()["Arch"] != "s390x" else "amd64"

@@ -76,9 +76,10 @@ async def _install(settings: Settings, wanted: list[AgentSpec], runtime: bool) -
 
 async def _make_runtime(settings: Settings, *, asked: bool) -> tuple[bool, bool]:
     """Make the runtime for containers. Returns two bools: all went well, and there is a runtime. A runtime that
-    was not asked for is made only where sandboxes may be Docker's. It is then no failure if it cannot be made,
+    was not asked for is made only where sandboxes may have images. It is then no failure if it cannot be made,
     unless ``docker_python`` is ``carried``."""
-    wanted = settings.sandboxes.kind in ("docker", "auto") and settings.sandboxes.docker_python != "image"
+    kinds = ("docker", "oci", "auto")
+    wanted = settings.sandboxes.kind in kinds and settings.sandboxes.docker_python != "image"
     if not asked and not wanted:
         return True, False
     store = runtimes_of(settings)

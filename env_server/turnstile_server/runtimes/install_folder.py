@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import secrets
 import shutil
 import tempfile
 import time
@@ -68,8 +69,24 @@ class InstallFolder:
                 await anyio.to_thread.run_sync(self._publish, name, partial)
             finally:
                 with anyio.CancelScope(shield=True):
-                    await anyio.to_thread.run_sync(lambda: shutil.rmtree(partial, ignore_errors=True))
+                    await anyio.to_thread.run_sync(remove_tree, partial)
                 os.close(lock)
+
+    def remove(self, name: str) -> bool:
+        """Removes the folder, unless somebody holds a lock of it, or has removed it. False: it is not removed."""
+        folder = self.path / name
+        try:
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            remove_tree(folder.rename(self.path / f"{_PARTIAL}{secrets.token_hex(4)}"))
+        except OSError:
+            return False
+        finally:
+            os.close(lock)
+        return True
 
     def _begin(self) -> tuple[Path, int]:
         """A new folder to fill, and the descriptor that locks it until it is closed. Raises OSError."""
@@ -96,7 +113,7 @@ class InstallFolder:
             return
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_tree(folder)
             _LOG.info("removed %s, which an installation left that was killed", folder)
         except OSError:
             pass
@@ -110,3 +127,13 @@ class InstallFolder:
         except OSError as error:
             if not self.exists(name):  # another server may have been faster
                 raise AgentNotInstalled(f"{name} cannot be put into {self.path}: {error}") from error
+
+
+def remove_tree(path: Path) -> None:
+    """Removes a tree, as far as that is allowed; folders in it may be closed to their owner."""
+    for folder, below, _ in os.walk(path):
+        for each in (os.path.join(folder, name) for name in below):
+            if not os.path.islink(each):
+                with contextlib.suppress(OSError):
+                    os.chmod(each, 0o700)
+    shutil.rmtree(path, ignore_errors=True)

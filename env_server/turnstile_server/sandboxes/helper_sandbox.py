@@ -89,8 +89,8 @@ class Layout:
     """Variables of every command but the harness's."""
     rlimits: Mapping[str, int] = field(default_factory=dict)
     """Resource limits of each command: name without ``RLIMIT_`` to value."""
-    disk: Mapping[str, int] | None = None
-    """``size`` and ``files`` of what can be written, where the helper mounts it (``turnstile_helper/disk.py``)."""
+    disk: Mapping[str, object] | None = None
+    """What can be written, where the helper mounts it (``mount_disk`` of ``turnstile_helper/disk.py``)."""
     filtered: bool = True
     """Commands have only the system calls of ``call_filter``. False: no isolation."""
     forward_port: int | None = FORWARD_PORT

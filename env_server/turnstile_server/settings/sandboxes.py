@@ -22,8 +22,8 @@ class SandboxSettings(BoundedSection):
 
     kind: str = Field(
         "auto",
-        description="Backend: `docker`, `local`, `kubernetes`, `none`, one that a package adds, or `auto`: Docker "
-        "if its engine answers, else `local` if bubblewrap works, else none.",
+        description="Backend: `docker`, `local`, `oci` (images without an engine), `kubernetes`, `none`, one that "
+        "a package adds, or `auto`: Docker if its engine answers, else `local` if bubblewrap works, else none.",
     )
     allow_unisolated: bool = Field(
         False,
@@ -35,7 +35,7 @@ class SandboxSettings(BoundedSection):
         "context of Docker's client, then the default socket.",
     )
     docker_image: str = Field(
-        "python:3.11-slim", description="`docker`, `kubernetes`: the image for tasks that name none."
+        "python:3.11-slim", description="`docker`, `oci`, `kubernetes`: the image for tasks that name none."
     )
     docker_runtime: str | None = Field(
         None,
@@ -61,7 +61,7 @@ class SandboxSettings(BoundedSection):
     )
     docker_python: Literal["auto", "carried", "image"] = Field(
         "auto",
-        description="`docker`, `kubernetes`: the Python that the helper, graders and agents run on. "
+        description="`docker`, `oci`, `kubernetes`: the Python that the helper, graders and agents run on. "
         "`carried`: one made of the server's own and mounted, so images need none; `image`: the image's; `auto`: "
         "carried where one can be made (x86-64, Debian or Ubuntu).",
     )

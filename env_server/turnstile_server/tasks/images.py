@@ -4,7 +4,8 @@ A build is a step of its own, trusted and with a network: of the operator's comm
 ``tasks.build_images``, before the first episode that needs it; never of a grading. What must hold: the same
 content is built once, however many ask for it at once, and fails once; an image has the name of the content that
 it was built of, also where its folder has changed since the tasks were loaded; an image is built again when one
-that it starts from is another than it was; only Docker is asked, and only where sandboxes are Docker's.
+that it starts from is another than it was; only Docker is asked, and only where sandboxes are Docker's. Sandboxes
+of images without an engine fetch theirs themselves, and cannot build.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ class ImageBuildFailed(ImageUnusable):
 
 BASES_LABEL = "turnstile.bases"
 """Ids of the images that an image was built from."""
-DOCKER, LOCAL = "docker", "local"
-"""Names of backends: of the one with images, and of the one without."""
+DOCKER, LOCAL, OCI = "docker", "local", "oci"
+"""Names of backends: of the one that is asked here, of the one without images, of the one that fetches its own."""
 _SHOWN = 500
 """Characters of what an image was to be made of, in its error."""
 _DOCKERFILE = ".turnstile.Dockerfile"
@@ -96,6 +97,12 @@ class TaskImages:
         """The task's image, once that in which its script judges is there, too; None where it names none, or
         ``backend``, the kind of the sandboxes, is not Docker. ``again``: build also what is there. Raises
         ImageUnusable, ImageBuildFailed, SandboxUnavailable."""
+        builds = (task.build, None if task.script is None else task.script.build)
+        if backend == OCI and builds != (None, None):
+            raise ImageUnusable(
+                f"the image of task {task.id} is built from a Dockerfile, which needs Docker (turnstile tasks "
+                "build): copy it to a registry, and name it in the task"
+            )
         if task.image is None or backend != DOCKER:
             return None
         engine = await self._connected()
@@ -254,7 +261,7 @@ def image_warning(tasks: TaskCatalog, backend: str) -> str | None:
         return None
     named = ", ".join(lost[:_NAMED]) + (", …" if len(lost) > _NAMED else "")
     return (
-        f"local sandboxes have no images, only Docker has (sandboxes.kind): episodes of {len(lost)} tasks will "
+        f"local sandboxes have no images (sandboxes.kind: docker, or oci): episodes of {len(lost)} tasks will "
         f"fail, because these name one or are set up as root: {named}"
     )
 

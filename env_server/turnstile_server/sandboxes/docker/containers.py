@@ -47,7 +47,6 @@ TREE_CAPABILITIES = ("CHOWN", "DAC_OVERRIDE")
 """Beside those, where the first process gives files of the image to the agent."""
 _LOG = {"Type": "json-file", "Config": {"max-size": "256k", "max-file": "1"}}
 _NO_LOG = {"Type": "none"}
-_OWN_VARIABLES = frozenset(("PATH", "HOME", "TMPDIR", "USER", "LOGNAME"))
 _HOME_PARTS = {User.HARNESS: 3, User.AGENT: 2, User.TESTS: 1, User.WORK: 1}
 """Parts that each home gets, where /dev/shm gets 1, /tmp 4, the work folder 8, and a volume of the image 1."""
 _PROBE_LIMITS = SandboxLimits(memory_bytes=128 << 20, cpus=1.0, pids=32, disk_bytes=1 << 20)
@@ -85,13 +84,8 @@ def layout(spec: SandboxSpec, image: Image, uids: Uids, python: str, *, own_kern
         passable=spec.passable if spec.image_files else (),
         filtered=image.architecture in call_filter.ARCHITECTURES,
         rlimits={"NPROC": spec.limits.pids} if own_kernel else {},
-        environment={**(_variables(image) if spec.image_files else {}), **dict(spec.env)},
+        environment={**(image.variables if spec.image_files else {}), **dict(spec.env)},
     )
-
-
-def _variables(image: Image) -> dict[str, str]:
-    """The image's own, without those that each user of a sandbox has of its own."""
-    return {name: value for name, value in image.environment if name not in _OWN_VARIABLES}
 
 
 def dialing(

@@ -42,9 +42,6 @@ log = logging.getLogger(__name__)
 _EXTRA_CONNECTIONS = 128
 """Connections kept beside those of bounded calls: commands of images without the helper hold one each."""
 
-_USUAL_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-"""The PATH that Docker gives a container whose image names none."""
-
 _REMOVAL_POLL_S = 0.05
 """Between two looks at whether another call's removal has ended."""
 _OLDEST_API = (1, 41)
@@ -161,18 +158,8 @@ class DockerEngine:
                 if error.status_code == 400:
                     return None
                 raise
-            config = found.get("Config") or {}
-            environment = dict(each.partition("=")[::2] for each in config.get("Env") or ())
-            return Image(
-                image_id=found["Id"],
-                volumes=tuple(sorted(config.get("Volumes") or ())),
-                path=environment.get("PATH") or _USUAL_PATH,
-                architecture=str(found.get("Architecture")),
-                size=int(found.get("Size") or 0),
-                workdir=str(config.get("WorkingDir") or ""),
-                environment=tuple(sorted(environment.items())),
-                labels=tuple(sorted((config.get("Labels") or {}).items())),
-            )
+            architecture, size = str(found.get("Architecture")), int(found.get("Size") or 0)
+            return Image.of(found["Id"], architecture, size, found.get("Config") or {})
 
         return await self.call(inspect, f"look up the image {name}")
 

@@ -13,9 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from turnstile_server.runtimes.layout import TARGET
 from turnstile_server.sandboxes.helper import HELPER_FOLDER, HELPER_TARGET, SOCKET_TARGET
 from turnstile_server.sandboxes.helper.turnstile_helper.compartments import APART, VISIBLE_PROC
-from turnstile_server.sandboxes.helper.turnstile_helper.disk import DISK_TARGET, writable
+from turnstile_server.sandboxes.helper.turnstile_helper.disk import DISK_TARGET, IMAGE_TARGET, writable
+from turnstile_server.sandboxes.local.image_root import IN_MEMORY, ImageRoot
 from turnstile_server.sandboxes.protocol import HOMES, SandboxSpec
 from turnstile_server.sandboxes.users import Uids
 
@@ -26,6 +28,9 @@ end commands under other uids. No command has any, not even in its bounding set;
 CAP_SYS_ADMIN when it has mounted what can be written, before the first command."""
 _COMPARTMENT_CAPABILITIES = ("CAP_SYS_ADMIN", "CAP_SYS_CHROOT", "CAP_SETPCAP", "CAP_SYS_RESOURCE")
 """Capabilities that the helper keeps in the user name space of a sandbox with one uid. No command has any."""
+_TREE_CAPABILITIES = ("CAP_DAC_OVERRIDE", "CAP_FOWNER")
+"""Beside those, where the work folder's files are an image's: to give them to the agent, and because the kernel
+makes an overlay with the rights of its mounter."""
 _TRY_KERNEL = "import ctypes"
 """The helper takes rights from commands by it."""
 _TRY_COMPARTMENTS = """
@@ -134,12 +139,17 @@ def passwd(uids: Uids) -> dict[str, str]:
     }
 
 
-def helper_command(frame: SandboxFrame, etc: Path, spec: SandboxSpec, sockets: Path) -> list[str]:
+def helper_command(
+    frame: SandboxFrame, etc: Path, spec: SandboxSpec, sockets: Path, root: ImageRoot | None = None
+) -> list[str]:
     """bubblewrap with the helper as its first process; ``etc`` is what ``write_etc`` made, ``sockets`` the folder
-    of the sandbox's sockets."""
+    of the sandbox's sockets, ``root`` what is there instead of the host's system."""
     mounts = ["--ro-bind", str(sockets), SOCKET_TARGET, "--ro-bind", str(frame.helper), HELPER_TARGET]
+    if root is not None and root.runtime is not None:
+        mounts += ["--ro-bind", str(root.runtime), TARGET]
     apart = [APART] if frame.compartments else []
-    return wrap(frame, etc, spec, mounts, [frame.python.executable, *HELPER_FLAGS, HELPER_TARGET, *apart])
+    python = frame.python.executable if root is None else root.python
+    return wrap(frame, etc, spec, mounts, [python, *HELPER_FLAGS, HELPER_TARGET, *apart], root)
 
 
 def probe_command(frame: SandboxFrame, etc: Path, spec: SandboxSpec) -> list[str]:
@@ -153,16 +163,23 @@ def probe_command(frame: SandboxFrame, etc: Path, spec: SandboxSpec) -> list[str
 
 
 def wrap(
-    frame: SandboxFrame, etc: Path, spec: SandboxSpec, mounts: Sequence[str], command: Sequence[str]
+    frame: SandboxFrame,
+    etc: Path,
+    spec: SandboxSpec,
+    mounts: Sequence[str],
+    command: Sequence[str],
+    root: ImageRoot | None = None,
 ) -> list[str]:
+    more = _TREE_CAPABILITIES if spec.image_files else ()
     return [
         frame.bwrap,
         *_name_spaces(frame),
+        *(word for name in more for word in ("--cap-add", name)),
         "--die-with-parent",
         "--new-session",
         "--as-pid-1",
-        *_system(frame, etc),
-        *_hide(frame.hidden),
+        *([*_system(frame, etc), *_hide(frame.hidden)] if root is None else _image(root, etc, spec)),
+        *_kernel(frame),
         *(_disk(spec) if frame.mounts_disk else _in_memory(spec)),
         *_folders(SOCKET_TARGET, HELPER_TARGET, *(mount.target for mount in spec.mounts)),
         *mounts,
@@ -172,6 +189,7 @@ def wrap(
         "/dev",
         "--remount-ro",
         "/",
+        *(word for folder in (IN_MEMORY if root is not None else ()) for word in ("--remount-ro", folder)),
         "--chdir",
         "/",
         "--",
@@ -204,9 +222,21 @@ def _system(frame: SandboxFrame, etc: Path) -> list[str]:
         words += ["--ro-bind", str(etc / name), f"/etc/{name}"]
     for part in parts:
         words += ["--ro-bind-try", part, part]
-    if frame.visible_proc:
-        words += ["--dev-bind", "/proc", VISIBLE_PROC]
-    return [*words, "--proc", "/proc", "--dev", "/dev"]
+    return words
+
+
+def _image(root: ImageRoot, etc: Path, spec: SandboxSpec) -> list[str]:
+    words = ["--ro-bind", str(root.folder), "/", "--ro-bind", str(etc / "hosts"), "/etc/hosts"]
+    for folder in IN_MEMORY:
+        words += ["--perms", "0755", "--tmpfs", folder]
+    if spec.image_files:
+        words += ["--ro-bind", str(root.folder), IMAGE_TARGET]
+    return words
+
+
+def _kernel(frame: SandboxFrame) -> list[str]:
+    seen = ["--dev-bind", "/proc", VISIBLE_PROC] if frame.visible_proc else []
+    return [*seen, "--proc", "/proc", "--dev", "/dev"]
 
 
 def _hide(paths: Sequence[Path]) -> list[str]:

@@ -32,6 +32,7 @@ from turnstile_server.sandboxes.helper import HELPER_FOLDER, compiled_helper
 from turnstile_server.sandboxes.helper_client import HelperClient
 from turnstile_server.sandboxes.helper_sandbox import HelperSandbox, Layout
 from turnstile_server.sandboxes.local import bubblewrap, cgroups, diagnosis, orphans
+from turnstile_server.sandboxes.local.image_root import ImageRoot
 from turnstile_server.sandboxes.local.machine_kills import MachineKills
 from turnstile_server.sandboxes.local.process import LocalProcess, probe_error
 from turnstile_server.sandboxes.network import SandboxNetwork
@@ -59,7 +60,6 @@ class LocalProvider:
     """
 
     name = "local"
-    carries_runtime = False
     missing: str | None = None
 
     def __init__(
@@ -103,6 +103,10 @@ class LocalProvider:
         return self._frame is not None
 
     @property
+    def carries_runtime(self) -> bool:
+        return False
+
+    @property
     def description(self) -> str:
         if self._frame is None:
             return (
@@ -121,7 +125,7 @@ class LocalProvider:
             users = "one uid, users kept apart by name spaces"
         else:
             users = f"one uid, users NOT kept apart ({self._together})"
-        return f"local: bubblewrap, {users}; limits: {held}"
+        return f"{self.name}: bubblewrap, {users}; limits: {held}"
 
     async def start(self, agents: AgentEndpoint, tasks: BackgroundTasks) -> None:
         self._folder.take()
@@ -151,17 +155,27 @@ class LocalProvider:
             helper = await anyio.to_thread.run_sync(compiled_helper, self._run_dir / _HELPER)
             self._frame = replace(self._frame, helper=helper)
 
-    async def create(self, spec: SandboxSpec) -> HelperSandbox:
+    async def root_of(self, spec: SandboxSpec) -> tuple[SandboxSpec, ImageRoot | None]:
+        """The files that a sandbox has as its root, None being the host's system, and the spec for that. Raises
+        TaskFailed, SandboxUnavailable."""
         if spec.image is not None:
             raise TaskFailed(
-                f"the task asks for the image {spec.image}; local sandboxes have no images, only Docker has"
+                f"the task asks for the image {spec.image}; local sandboxes have no images (sandboxes.kind: "
+                "docker, or oci)"
             )
         if spec.image_files:
-            raise TaskFailed("the task's files are in an image; local sandboxes have no images, only Docker has")
+            raise TaskFailed(
+                "the task's files are in an image; local sandboxes have no images (sandboxes.kind: docker, or oci)"
+            )
         if spec.folders:
             raise TaskFailed(
-                f"the task needs the folders {', '.join(spec.folders)}, which only sandboxes of Docker have"
+                f"the task needs the folders {', '.join(spec.folders)}, which only sandboxes with images have "
+                "(sandboxes.kind: docker, or oci)"
             )
+        return spec, None
+
+    async def create(self, spec: SandboxSpec) -> HelperSandbox:
+        spec, root = await self.root_of(spec)
         _check_mounts(spec.mounts, self.isolated)
         if self._agents is None or self._tasks is None:
             raise SandboxUnavailable("the sandbox provider is not started, or closed")
@@ -173,9 +187,9 @@ class LocalProvider:
         sockets = SandboxSockets(folder, self._agents, self._tasks, name=name, network=network, **mounted_at)
         try:
             await sockets.open()
-            await self._launch(process, sockets, spec)
+            await self._launch(process, sockets, spec, root)
             client = await self._dialed_in(process, sockets)
-            layout = self._layout(process, spec)
+            layout = self._layout(process, spec, root)
             release = partial(self._release, process)
             sandbox = HelperSandbox(
                 name, client, sockets, layout, self._settings, release, self._tasks, process.death
@@ -229,16 +243,19 @@ class LocalProvider:
                 self._uids.give_back(process.uids)
             self._sandboxes.pop(process.name, None)
 
-    async def _launch(self, process: LocalProcess, sockets: SandboxSockets, spec: SandboxSpec) -> None:
+    async def _launch(
+        self, process: LocalProcess, sockets: SandboxSockets, spec: SandboxSpec, root: ImageRoot | None
+    ) -> None:
         """Raises SandboxUnavailable."""
-        environment = {"PATH": self._python.search_path, "LANG": "C.UTF-8", **sockets.environment}
+        path = self._python.search_path if root is None else root.image.path
+        environment = {"PATH": path, "LANG": "C.UTF-8", **sockets.environment}
         try:
             if self._frame is not None:
                 if self._frame.privileged:
                     process.uids = self._uids.take()
                 process.helper_depth = 2 if self._frame.compartments else 1
                 bubblewrap.write_etc(process.files, process.uids or uids_of(self._settings))
-                command = bubblewrap.helper_command(self._frame, process.files, spec, sockets.folder)
+                command = bubblewrap.helper_command(self._frame, process.files, spec, sockets.folder, root)
                 if self._cgroups is not None:
                     process.group = self._cgroups.make(process.name, spec.limits)
                     command = process.group.joining(command)
@@ -272,7 +289,7 @@ class LocalProvider:
             f"a sandbox ended before it was ready: {process.output() or 'it printed nothing'}"
         )
 
-    def _layout(self, process: LocalProcess, spec: SandboxSpec) -> Layout:
+    def _layout(self, process: LocalProcess, spec: SandboxSpec, root: ImageRoot | None) -> Layout:
         rlimits = {"CORE": 0, "FSIZE": spec.limits.disk_bytes}
         if self._frame is None:
             files = process.files
@@ -294,8 +311,8 @@ class LocalProvider:
                 # The kernel counts per uid and user name space: per sandbox, or per user of a sandbox. Where all
                 # sandboxes have the same uids it would count them together.
                 rlimits["NPROC"] = spec.limits.pids
-        disk = {"size": spec.limits.disk_bytes, "files": spec.limits.files}
-        return Layout(
+        disk: dict[str, object] = {"size": spec.limits.disk_bytes, "files": spec.limits.files}
+        layout = Layout(
             disk=disk if self._frame.mounts_disk else None,
             workdir=spec.workdir,
             path=self._python.search_path,
@@ -303,6 +320,17 @@ class LocalProvider:
             compartments=self._frame.compartments,
             rlimits=rlimits,
             environment=dict(spec.env),
+        )
+        if root is None:
+            return layout
+        return replace(
+            layout,
+            disk={**disk, "folders": root.folders(spec), "kept": root.kept(spec)},
+            path=root.image.path,
+            python=root.python,
+            own_tree=spec.image_files,
+            passable=spec.passable if spec.image_files else (),
+            environment={**(root.image.variables if spec.image_files else {}), **dict(spec.env)},
         )
 
     async def _probe(self, etc: Path) -> str | None:

@@ -9,12 +9,15 @@ once, before any command, by a helper that may mount.
 from __future__ import annotations
 
 import os
-from typing import Mapping, Sequence, Tuple  # noqa: UP035 - Python 3.8
+import stat
+from typing import Any, Mapping, Sequence, Tuple  # noqa: UP035 - Python 3.8
 
-from .kernel import BIND, NO_DEV, NO_EXEC, NO_SUID, Kernel
+from .kernel import BIND, NO_DEV, NO_EXEC, NO_SUID, READ_ONLY, Kernel
 
 DISK_TARGET = "/run/disk"
 """An empty folder that only the helper can enter. Afterwards nothing is there."""
+IMAGE_TARGET = "/run/image"
+"""The files of the sandbox's image, where its work folder is one of them. It is covered afterwards."""
 _PART = 8
 
 TERMINALS = "/dev/pts"
@@ -28,24 +31,55 @@ def writable(workdir: str) -> Sequence[Folder]:
     return [("/tmp", 0o1777), ("/dev/shm", 0o1777), ("/home", 0o755), (workdir, 0o755)]
 
 
-def mount_disk(kernel: Kernel, disk: Mapping[str, int], workdir: str, apart: Sequence[str]) -> None:
-    """``disk``: ``size`` in bytes and ``files``. ``apart``: homes. Raises OSError."""
+def mount_disk(kernel: Kernel, disk: Mapping[str, Any], workdir: str, apart: Sequence[str]) -> None:
+    """``disk``: ``size`` in bytes and ``files``; ``folders``, further ones that all may write; ``kept``, folders
+    whose content is the image's at first. ``apart``: homes. Raises OSError."""
 
     def mount(target: str, parts: int) -> None:
         size, files = disk["size"] * parts // _PART, disk["files"] * parts // _PART
         kernel.mount("disk", target, "tmpfs", NO_SUID | NO_DEV, f"size={size},nr_inodes={files},mode=0755")
 
     mount(DISK_TARGET, _PART - len(apart))
-    for number, (path, mode) in enumerate(writable(workdir)):
+    kept = disk.get("kept", ())
+    empty = [*writable(workdir), *((path, 0o1777) for path in disk.get("folders", ()))]
+    for number, (path, mode) in enumerate(each for each in empty if each[0] not in kept):
         own = f"{DISK_TARGET}/{number}"
         os.mkdir(own)
         os.chmod(own, mode)
         os.makedirs(path, exist_ok=True)  # the work folder may lie in /home, which is empty now
         kernel.mount(own, path, None, BIND)
+    for number, path in enumerate(kept):
+        _mount_kept(kernel, path, f"{DISK_TARGET}/kept-{number}")
     for home in apart:
         os.makedirs(home)
         mount(home, 1)
     kernel.detach(DISK_TARGET)
+    if kept:  # covered, because a mount of the user name space above cannot be taken away
+        kernel.mount("empty", IMAGE_TARGET, "tmpfs", READ_ONLY | NO_SUID | NO_DEV, "size=64k,mode=0755")
+
+
+def _mount_kept(kernel: Kernel, path: str, own: str) -> None:
+    """What is changed lies in ``own``. A new owner alone copies no content, where the kernel lets the caller say
+    so; without rights over the machine it keeps its notes as the user's."""
+    lower = IMAGE_TARGET + path
+    for folder in (own, f"{own}/upper", f"{own}/work"):
+        os.mkdir(folder)
+    os.chmod(f"{own}/upper", stat.S_IMODE(os.stat(lower).st_mode))
+    os.makedirs(path, exist_ok=True)  # the work folder may lie in /home, which is empty now
+    folders = f"lowerdir={_plain(lower)},upperdir={own}/upper,workdir={own}/work"
+    for options in (",metacopy=on", ",userxattr", ""):
+        try:
+            kernel.mount("overlay", path, "overlay", NO_SUID | NO_DEV, folders + options)
+            return
+        except OSError:
+            if not options:
+                raise
+
+
+def _plain(path: str) -> str:
+    for sign in "\\:,":
+        path = path.replace(sign, f"\\{sign}")
+    return path
 
 
 def mount_terminals(kernel: Kernel, most: int) -> None:

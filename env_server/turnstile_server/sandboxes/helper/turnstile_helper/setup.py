@@ -5,7 +5,7 @@ The server's "setup" request: ``workdir``; ``uids`` (user name to uid, used wher
 ``own_processes`` (the sandbox has a process name space of its own); ``compartments`` (keep users of one uid
 apart); ``own_tree`` (the work folder's contents become the agent's); ``passable`` (folders of root's that every
 user may pass through, where they are there); ``disk`` (null where the backend has mounted what can be written,
-else ``size``, ``files`` and ``folders``: path and mode of each); ``terminals`` (of a sandbox, or of each
+else what ``mount_disk`` takes); ``terminals`` (of a sandbox, or of each
 compartment, where the helper mounts them); ``inotify`` (instances and watches, where the sandbox has a user name
 space); ``rlimits`` (name to bound); ``grace_s``; ``filter`` (the system call filter in base64; null where nothing
 is isolated); ``forward`` (null, or ``port``, ``socket``, ``connections``: the bound at once, and ``carried``: True
