@@ -13,6 +13,11 @@ ARCHITECTURES = ("amd64", "arm64")
 _FOLDER = Path(__file__).parent
 
 
+def architecture(machine: str) -> str:
+    """A machine of uname(2), as container engines name it."""
+    return dict(zip(MACHINES, ARCHITECTURES, strict=True)).get(machine, machine)
+
+
 def program() -> bytes:
     """For the kernel (linux/filter.h: ``struct sock_filter``, little-endian). It ends a process of any machine but
     ``MACHINES``."""

@@ -17,6 +17,7 @@ import yaml
 
 from turnstile_server.errors import StartupError, TaskFailed
 from turnstile_server.runtimes.layout import PYTHON
+from turnstile_server.sandboxes import call_filter
 from turnstile_server.sandboxes.docker import containers
 from turnstile_server.sandboxes.docker.inspected import Image
 from turnstile_server.sandboxes.helper import SOCKET_TARGET
@@ -35,7 +36,6 @@ _FILES_ROOM: Final = 4 << 30
 """Bytes of the server's files in a pod: the helper, its Python, an agent."""
 _PARTS: Final = 8
 """The home of the tests has one of so many parts of the disk to itself, so that nobody else can fill it."""
-_ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 _OF_CLUSTER: Final = "KUBERNETES_"
 """Variables with which every container of a cluster is started. They are no image's."""
 _RECEIVE: Final = """set -e
@@ -181,7 +181,7 @@ def layout(spec: SandboxSpec, facts: HostFacts, uids: Uids, python: str, image: 
         image,
         volumes=(),
         path=facts.environment.get("PATH") or Layout().path,
-        architecture=_ARCHITECTURES.get(facts.machine, facts.machine),
+        architecture=call_filter.architecture(facts.machine),
         workdir=facts.workdir,
         environment=environment,
     )

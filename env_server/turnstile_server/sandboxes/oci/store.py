@@ -33,6 +33,7 @@ import anyio.to_thread
 from turnstile_server.child_processes import send_signal, start_process
 from turnstile_server.errors import AgentNotInstalled, SandboxUnavailable, TaskFailed
 from turnstile_server.runtimes.install_folder import InstallFolder, default_install_dir, remove_tree
+from turnstile_server.sandboxes import call_filter
 from turnstile_server.sandboxes.background import BackgroundTask, BackgroundTasks
 from turnstile_server.sandboxes.docker.inspected import Image
 from turnstile_server.sandboxes.oci.sif import system_in
@@ -43,7 +44,7 @@ _LOCAL = ("oci:", "oci-archive:", "docker-archive:", "docker-daemon:", "dir:", "
 """Transports of skopeo whose content is looked at again by each server; a name of a registry is asked for once."""
 _SIF = ".sif"
 _ROOT, _FACTS, _NAMES = "rootfs", "image.json", "names"
-_MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
+_MACHINE = call_filter.architecture(platform.machine())
 _FETCH_S = 3600.0
 _FREE_SHARE = 0.1
 """Share of the disk that is kept free: images that nobody uses make way for it."""
@@ -132,8 +133,8 @@ class ImageStore:
             ) from error
         except OSError as error:
             raise SandboxUnavailable(f"the image {name} cannot be unpacked in {self.path}: {error}") from error
-        if found.image.architecture not in ("", machine()):
-            raise TaskFailed(f"the image {name} is for {found.image.architecture}; this machine is {machine()}")
+        if found.image.architecture not in ("", _MACHINE):
+            raise TaskFailed(f"the image {name} is for {found.image.architecture}; this machine is {_MACHINE}")
         self._found[name] = found
         return found
 
@@ -141,7 +142,7 @@ class ImageStore:
         """The name of the image's folder, by its content."""
         if _is_sif(name):
             return f"sif-{await anyio.to_thread.run_sync(_file_digest, Path(name))}"
-        kind = machine() + ("-own" if self.one_owner else "")
+        kind = _MACHINE + ("-own" if self.one_owner else "")
         noted = self.path / _NAMES / hashlib.sha256(f"{kind} {name}".encode()).hexdigest()
         if not name.startswith(_LOCAL) and noted.exists() and self._folder.exists(folder := noted.read_text()):
             return folder
@@ -229,11 +230,6 @@ class ImageStore:
         if program == "skopeo" and _MISSING.search(said) and not _NOT_THE_IMAGE.search(said):
             raise TaskFailed(f"there is no image {name}: {said}")
         raise SandboxUnavailable(f"the image {name} cannot be fetched and unpacked ({program}): {said}")
-
-
-def machine() -> str:
-    """This machine's architecture, as images name it."""
-    return _MACHINES.get(platform.machine(), platform.machine())
 
 
 def remedy(programs: Sequence[str]) -> str:
