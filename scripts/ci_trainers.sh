@@ -18,5 +18,11 @@ trainer() {
 }
 
 trainer verl python3.11
+trainer skyrl python3.11
+# They ask for 3.12, for which the public index has torch with CUDA only; tests/trainers/skyrl_program.py says what of
+# it works on 3.11. pip, because uv cannot be told to take them.
+skyrl=(skyrl==0.4.0 skyrl-gym==0.4.0)
+"$cache/skyrl/bin/python" -c 'import skyrl, skyrl_gym' 2> /dev/null ||
+  "$cache/skyrl/bin/python" -m pip install --quiet --no-deps --ignore-requires-python "${skyrl[@]}"
 
 exec .venv/bin/python scripts/suites.py trainers "$@"
