@@ -1,0 +1,50 @@
+"""Forests as verifiers' own traces: exact both ways."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from control_support import Door
+from trainers.trainer_python import answer_of
+
+pytestmark = pytest.mark.trainers
+
+
+@pytest.fixture(scope="module")
+def seen(recorded_door: Door, playing_door: Door, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return answer_of(
+        "skyrl",
+        "verifiers_program",
+        tmp_path_factory.mktemp("verifiers"),
+        recorded_url=recorded_door.url,
+        url=playing_door.url,
+        key=playing_door.key,
+    )
+
+
+def test_the_recorded_run_comes_back_bit_by_bit(seen: dict[str, Any]) -> None:
+    found = seen["recorded"]
+    assert found["same"] == found["packed"] == found["graded"] > 16
+    assert len(set(found["trained"])) == 1
+
+
+def test_each_branch_of_a_trace_is_a_flat_row(seen: dict[str, Any]) -> None:
+    branches, of_rows = seen["recorded"]["branches"]
+    assert branches == of_rows
+    assert seen["recorded"]["several"] > 0
+
+
+def test_a_rollout_without_a_reward_is_no_trace_and_one_of_zero_is(seen: dict[str, Any]) -> None:
+    assert seen["cases"]["ungraded"] is None
+    assert seen["cases"]["zero"] == 0.0
+
+
+def test_lengths_that_differ_and_foreign_traces_are_refused(seen: dict[str, Any]) -> None:
+    assert "log-probabilities" in seen["cases"]["short"]
+    assert "not of turnstile.exporters.verifiers" in seen["cases"]["foreign"]
+
+
+def test_the_example_of_the_page_makes_traces(seen: dict[str, Any]) -> None:
+    assert seen["example"] >= 1
