@@ -11,7 +11,7 @@ import sys
 
 import turnstile
 
-OF_EXTRAS = frozenset({"datasets", "gymnasium", "openenv", "pyarrow", "tensorboardX", "torch", "trl", "wandb"})
+OF_EXTRAS = frozenset({"datasets", "gymnasium", "openenv", "pyarrow", "tensorboardX", "torch", "trl", "verifiers", "wandb"})
 
 
 def main() -> int:

@@ -48,3 +48,23 @@ def test_lengths_that_differ_and_foreign_traces_are_refused(seen: dict[str, Any]
 
 def test_the_example_of_the_page_makes_traces(seen: dict[str, Any]) -> None:
     assert seen["example"] >= 1
+
+
+def test_vf_eval_plays_an_agent_of_a_server_on_its_tasks(seen: dict[str, Any]) -> None:
+    run = seen["evaluated"]["tool-loop"]
+    assert run["code"] == 0, run["said"]
+    assert len(run["episodes"]) == 4, run["said"]
+    assert sorted(episode["task"]["key"] for episode in run["episodes"]) == ["sum-1", "sum-1", "sum-2", "sum-2"]
+    for episode in run["episodes"]:
+        assert episode["ok"], episode["errors"]
+        [trace] = episode["traces"]
+        assert trace["rewards"]["reward"]["score"] in (0.0, 1.0)
+        assert any(any(node["mask"]) for node in trace["nodes"])
+
+
+def test_an_episode_without_a_reward_is_an_error_with_its_reason(seen: dict[str, Any]) -> None:
+    run = seen["evaluated"]["no-such-agent"]
+    assert len(run["episodes"]) == 4, run["said"]
+    for episode in run["episodes"]:
+        assert (episode["ok"], episode["traces"]) == (False, [])
+        assert "no-such-agent" in episode["errors"][-1]["message"]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -104,10 +106,37 @@ def example(url: str, key: str) -> int:
     return len(names["trace"].branches)
 
 
+def evaluated(url: str, key: str) -> dict[str, Any]:
+    """``vf-eval``, verifiers' own command, on the tasks of a server; and with an agent that there is not."""
+    [code] = re.findall(r"```python title=[^\n]*\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    Path("turnstile_tasks.py").write_text(code, "utf-8")
+    path = os.pathsep.join([os.environ["PYTHONPATH"], str(Path.cwd())])
+    environment = {**os.environ, "PYTHONPATH": path, "TURNSTILE_CONTROL_KEY": key}
+    command = [str(Path(sys.executable).with_name("vf-eval")), "turnstile_tasks", "-n", "2", "-r", "2"]
+    options = ["--env.taskset.url", url, "--output-dir", "out", "--no-rich", "--no-push"]
+    found = {}
+    for agent in ("tool-loop", "no-such-agent"):
+        line = [*command, "--env.launch", agent, *options, "--run.name", agent]
+        done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=200, check=False)
+        file = Path("out", agent, "traces.jsonl")
+        records = file.read_text("utf-8").splitlines() if file.exists() else []
+        found[agent] = {
+            "code": done.returncode,
+            "said": (done.stdout + done.stderr)[-2000:],
+            "episodes": [json.loads(record) for record in records],
+        }
+    return found
+
+
 def main() -> None:
     given = json.load(sys.stdin)
     where = given["recorded_url"], given["key"]
-    found = {"recorded": recorded(*where), "cases": cases(*where), "example": example(given["url"], given["key"])}
+    found = {
+        "recorded": recorded(*where),
+        "cases": cases(*where),
+        "example": example(given["url"], given["key"]),
+        "evaluated": evaluated(given["url"], given["key"]),
+    }
     sys.stdout.write("\n" + json.dumps(found) + "\n")
 
 

@@ -1,8 +1,8 @@
-"""An episode's token forest as a ``Trace`` of verifiers (0.4.0, package ``verifiers.v1``), which prime-rl trains on.
+"""An episode's token forest as a ``Trace`` of verifiers (0.4.0, package ``verifiers.v1``), as prime-rl trains on.
 
-A trace is a graph of message nodes, each with the tokens that it adds, and its branches are the paths to its leaves:
-what a forest is. A turn is two nodes, its context and its completion; shared beginnings stand once. A node's
-``mask`` is over its tokens and its ``logprobs`` over the masked ones only. verifiers checks neither.
+A trace is a graph of message nodes, each with the tokens that it adds, and its branches are the paths to its
+leaves: what a forest is. A turn is two nodes, its context and its completion; shared beginnings stand once. Its
+``mask`` is over the node's tokens and ``logprobs`` over the masked ones only. verifiers checks neither.
 
 One rollout is one trace, sub-agents and compactions included: prime-rl's baseline counts traces. A rollout without
 a reward has none, for a trace's reward is the sum of what there is: 0.
