@@ -11,7 +11,9 @@ import sys
 
 import turnstile
 
-OF_EXTRAS = frozenset({"datasets", "gymnasium", "openenv", "pyarrow", "tensorboardX", "torch", "trl", "verifiers", "wandb"})
+OF_EXTRAS = frozenset(
+    {"datasets", "gymnasium", "openenv", "pyarrow", "tensorboardX", "torch", "trl", "verifiers", "wandb"}
+)
 
 
 def main() -> int:
