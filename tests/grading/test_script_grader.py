@@ -139,5 +139,5 @@ async def test_a_script_that_may_take_as_long_as_a_grading_is_refused() -> None:
 
 
 async def test_a_script_needs_folders_that_local_sandboxes_do_not_have(tmp_path: Path) -> None:
-    with pytest.raises(TaskFailed, match="/logs, /tests, /solution, which only sandboxes of Docker have"):
+    with pytest.raises(TaskFailed, match="/logs, /tests, /solution, which only sandboxes with images have"):
         await LocalProvider(SANDBOXES, tmp_path).create(spec_of(the_task("true")))
