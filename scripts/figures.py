@@ -55,7 +55,7 @@ WATCHED: Final = {
         "tests/engines",
         "tests/gate",
     ),
-    "trainers": ("client/turnstile/exporters", "client/turnstile/models", "tests/trainers"),
+    "trainers": ("client/turnstile/exporters", "client/turnstile/models", "tests/exporters", "tests/trainers"),
 }
 """Suites that `.ci/run` plays only where these folders are others than in their last recorded run."""
 COUNT = re.compile(r"(\d+) passed")

@@ -37,6 +37,7 @@ def refusal(*arguments: str | Path) -> str:
     return line
 
 
+@pytest.mark.thorough
 @pytest.mark.anyio
 async def test_a_locked_data_directory(tiny_model: Path, tmp_path: Path) -> None:
     async with staged(tiny_model, tmp_path):

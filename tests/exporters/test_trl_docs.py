@@ -16,6 +16,8 @@ from control_support import Door
 from turnstile import Client
 from turnstile.exporters.trl import TurnstileServers
 
+pytestmark = pytest.mark.trainers
+
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "exporters.md"
 
 
@@ -58,7 +60,6 @@ def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, Any]
     return found
 
 
-@pytest.mark.slow
 def test_both_examples_fit_trl_and_turnstile(door: Door, tiny_model: Path, made: list[dict[str, Any]]) -> None:
     first, second = examples()
     names: dict[str, Any] = {"URL": door.url, "KEY": door.key, "MODEL": str(tiny_model), "__name__": "__main__"}

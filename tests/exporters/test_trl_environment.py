@@ -29,7 +29,7 @@ from turnstile.exporters.trl import (
 from turnstile.exporters.trl.environment import ToolFailed
 from turnstile.models import EpisodeStatus
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.trainers
 
 TASKS: list[dict[str, Any]] = [
     {"id": "sum", "instruction": "2 + 3? Submit it.", "answer": {"value": "5"}},

@@ -31,7 +31,7 @@ from turnstile_server.demo import TINY
 from turnstile_server.demo.local_server import LocalServer
 from waiting import wait_until_sync
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.trainers, pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,6 @@ def run(tiny_model: Path, tmp_path: Path) -> example.Run:
     return example.Run(tiny_model, tmp_path, tasks, agent, steps=2, n=4, batch=8, max_inflight=16, limits=limits)
 
 
-@pytest.mark.slow
 def test_the_trainer_trains_on_recorded_tokens_and_its_weights_arrive(
     server: LocalServer, run: example.Run
 ) -> None:
@@ -104,7 +103,6 @@ class Crash(TrainerCallback):  # type: ignore[misc]
 
 
 @pytest.mark.thorough
-@pytest.mark.slow
 def test_a_trainer_that_crashes_leaves_no_worker_no_open_episode_and_no_paused_engine(
     server: LocalServer, run: example.Run
 ) -> None:
@@ -154,7 +152,6 @@ def trainer_group(group: int) -> list[int]:
 
 
 @pytest.mark.thorough
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "alone", [True, pytest.param(False, marks=pytest.mark.thorough)], ids=["alone", "with its worker"]
 )
@@ -206,7 +203,6 @@ def test_the_episodes_of_a_trainer_that_was_killed_are_freed(
 
 
 @pytest.mark.thorough
-@pytest.mark.slow
 @pytest.mark.parametrize("by", [pytest.param(signal.SIGTERM, marks=pytest.mark.thorough), signal.SIGKILL])
 def test_the_example_that_is_stopped_or_killed_leaves_nothing_running(tmp_path: Path, by: signal.Signals) -> None:
     command = [sys.executable, "-m", "trl_grpo.train", str(tmp_path / "out"), "--sandbox", "local"]
@@ -214,7 +210,6 @@ def test_the_example_that_is_stopped_or_killed_leaves_nothing_running(tmp_path: 
 
 
 @pytest.mark.thorough
-@pytest.mark.slow
 def test_the_example_trains_the_tiny_policy_as_written(tmp_path: Path) -> None:
     out, steps = tmp_path / "out", 2
     options = [str(out), "--steps", str(steps), "--held-out", "10", "--sandbox", "local"]

@@ -18,6 +18,8 @@ from turnstile import Client, ServerUnavailable, TurnstileError
 from turnstile.exporters.trl import TurnstileServers, TurnstileWeightTransfer
 from turnstile.exporters.trl.weights import WrongWeights, write_model_folder
 
+pytestmark = pytest.mark.trainers
+
 BIG = 2**30
 
 
@@ -99,7 +101,6 @@ def send(transfer: TurnstileWeightTransfer, weights: dict[str, torch.Tensor]) ->
     transfer.resume()
 
 
-@pytest.mark.slow
 def test_the_engine_has_what_was_sent_under_trls_number(
     door: Door, client: Client, tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -116,7 +117,6 @@ def test_the_engine_has_what_was_sent_under_trls_number(
     assert sorted(path.name for path in tmp_path.iterdir()) == names[1:]
 
 
-@pytest.mark.slow
 def test_two_runs_on_one_server_do_not_share_names(door: Door, tiny_model: Path, tmp_path: Path) -> None:
     for _ in range(2):
         with transferring(door, tiny_model, tmp_path) as transfer:

@@ -30,7 +30,7 @@ from turnstile.models import EpisodeStatus, Sample
 from turnstile_server.demo.local_server import running
 from waiting import wait_until_sync
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.trainers
 
 STALE_S = 3600.0
 
@@ -196,7 +196,6 @@ def test_stop_cancels_the_episodes_and_ends_the_process(servers: TurnstileServer
 
 
 @pytest.mark.thorough
-@pytest.mark.slow
 def test_a_trainer_killed_with_kill_9_leaves_neither_worker_nor_episodes(door: Door, client: Client) -> None:
     program = "import sys, trl_support; trl_support.main(*sys.argv[1:])"
     with subprocess.Popen(
@@ -234,7 +233,6 @@ def test_groups_that_never_give_anything_fail_the_worker_instead_of_starving_the
 
 
 @pytest.mark.thorough
-@pytest.mark.slow
 def test_a_worker_whose_loop_stands_still_is_told_and_killed(servers: TurnstileServers, client: Client) -> None:
     options = {"agent": trl_support.blocks, "stop_s": 1.0, "metadata": {"test": "blocked"}}
     with working(servers, UNGRADED, **options) as worker:

@@ -280,6 +280,7 @@ def test_a_grader_that_rolls_dice_fails_determinism(tmp_path: Path) -> None:
     assert CheckId.FLOOR not in done.failed
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_grader_that_trusts_the_work_folder_is_paid_for_reward_files(tmp_path: Path) -> None:
     code = """

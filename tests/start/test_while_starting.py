@@ -272,6 +272,7 @@ def test_a_missing_bubblewrap_is_told_before_the_engine_is_waited_for(tmp_path: 
     assert "no such luck" in line
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_terminal_is_told_in_words_where_the_server_is(tmp_path: Path) -> None:
     """A program that starts a server reads one line of JSON; other tests do."""
