@@ -221,7 +221,6 @@ async def test_what_needs_weights_is_refused_while_asleep(
         ].version == "step-1"
 
 
-@pytest.mark.thorough
 async def test_it_sleeps_on_where_its_folder_is_gone_and_wakes_when_it_is_back(
     own_engine: EmbeddedEngine, folders: tuple[Path, Path], tmp_path: Path
 ) -> None:
