@@ -13,6 +13,10 @@ cd "$(dirname "$0")/.."
 # trainer NAME PYTHON: scripts/trainers/NAME.txt into CACHE/NAME, and TURNSTILE_NAME_PYTHON for the tests.
 trainer() {
   local name=$1
+  if ! command -v "$2" > /dev/null; then
+    echo "the tests of $name need $2, which is not on the PATH: install it, or leave out the suite \`trainers\`" >&2
+    exit 1
+  fi
   PYTHON=$2 scripts/install_pinned.sh "scripts/trainers/$name.txt" "$cache/$name"
   export "TURNSTILE_${name^^}_PYTHON=$cache/$name/bin/python"
 }
