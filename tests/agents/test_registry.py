@@ -218,6 +218,7 @@ async def test_an_agent_that_launches_gets_how_to_ask_and_is_installed_anew_when
     assert not again.installed(mine)
 
 
+@pytest.mark.slow
 async def test_what_pip_cannot_find_is_told_and_leaves_nothing(tmp_path: Path) -> None:
     installer = Installer(AgentSettings(install_dir=tmp_path), LAUNCH_CLIENT)
     with pytest.raises(AgentNotInstalled, match="no-such-folder-at-all"):
@@ -225,6 +226,7 @@ async def test_what_pip_cannot_find_is_told_and_leaves_nothing(tmp_path: Path) -
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.slow
 async def test_an_install_that_takes_too_long_is_ended_with_its_processes(tmp_path: Path) -> None:
     slow = tmp_path / "slow"
     slow.mkdir()

@@ -162,6 +162,7 @@ def test_a_forest_that_does_not_add_up_is_refused(change: dict[str, Any], says: 
         TokenForest.model_validate({**forked().model_dump(), **change})
 
 
+@pytest.mark.slow
 @given(tree=forests())
 def test_a_given_turn_is_trained_nowhere_and_no_weights_sampled_it(tree: TokenTree) -> None:
     found = export_samples(tree, FACTS, include_untrained=True)

@@ -131,6 +131,7 @@ def test_list_is_a_table_for_people_and_json_lines_for_scripts(door: Door, recor
     assert [row["episode_id"] for row in rows] == [*recorded][::-1]
 
 
+@pytest.mark.slow
 def test_list_filters_by_status_and_bounds_the_number(door: Door, recorded: tuple[str, str]) -> None:
     of_group = ("episodes", "list", "--json", "--group-id", "cli")
     assert [r["episode_id"] for r in rows_of(turnstile(*of_group, "--status", "cancelled", **on(door)))] == [
@@ -208,6 +209,7 @@ def test_ids_numbers_and_heads_are_whole_at_every_width(
         assert all(turn.turn_id in turns for turn in client.episode(recorded[0]).turns())
 
 
+@pytest.mark.slow
 def test_a_pipe_has_no_width(door: Door) -> None:
     """Long ids, as a client may give them: whole on one line in a pipe, whole at the head of a block in 80."""
     long = {"episode_id": "e" * 64, "group_id": "g" * 64, "metadata": {"note": "word " * 40}}
@@ -399,6 +401,7 @@ def test_an_audit_counts_what_the_engine_did_not_score(
     assert "7 tokens at the end of the context were not re-scored" in shown
 
 
+@pytest.mark.slow
 def test_an_audit_that_does_not_pass_exits_1(engine: EngineProcess, tmp_path: Path) -> None:
     """Weights that were overwritten in their folder and loaded again under the name that the turns carry."""
     folder = tmp_path / "weights"
@@ -555,6 +558,7 @@ def test_every_command_of_the_tables_is_there_and_has_help() -> None:
         assert getattr(import_module(module), name).__doc__
 
 
+@pytest.mark.slow
 def test_a_package_adds_commands_by_entry_points(tmp_path: Path) -> None:
     """A pair is listed without its code; a function and a Typer are listed by their own help."""
     (tmp_path / "added.py").write_text(

@@ -289,6 +289,7 @@ def test_a_wrong_command_exits_2_before_anything_is_loaded(
     assert "POST /engine/weights/end" not in stub.calls
 
 
+@pytest.mark.slow
 def test_an_interrupted_update_is_cancelled_at_the_server(stub: EngineStub, tmp_path: Path) -> None:
     """Else the next one is refused for minutes. A thread inside torch would abort the process."""
     program = tmp_path / "send.py"
@@ -403,6 +404,7 @@ def test_a_command_that_cannot_broadcast_asks_no_engine_to_wait(
     assert stub.calls == ["GET /engine"]
 
 
+@pytest.mark.slow
 def test_a_command_whose_engines_do_not_join_says_so_and_ends(stub: EngineStub, tiny_model: Path) -> None:
     """Its own rank waits for the others until the time-out, and must not take the process down with it."""
     stub.refuses["POST /engine/groups"] = "it does not join"

@@ -214,6 +214,7 @@ def test_what_agents_wrote_is_shown_harmlessly(door: Door) -> None:
     assert "\\x1b]52" in drawn.getvalue()
 
 
+@pytest.mark.slow
 def test_top_stays_on_a_terminal_until_it_is_interrupted(door: Door) -> None:
     terminal, end = pty.openpty()
     termios.tcsetwinsize(end, (40, 120))

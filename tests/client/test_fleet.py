@@ -157,6 +157,7 @@ async def test_a_server_that_leaves_the_source_loses_its_rollouts_at_once_and_ca
     }
 
 
+@pytest.mark.slow
 async def test_a_silent_server_that_comes_back_with_a_finished_episode_gives_nothing_twice(fleet: Fleet) -> None:
     silent, other, run = fleet.start(), fleet.start(), Run()
     silent.play = other.play = lasting(FOR_EVER)
@@ -208,6 +209,7 @@ async def test_a_server_that_moves_keeps_its_rollouts(fleet: Fleet) -> None:
     assert {rollout.attempts for rollout in run.given} == {1}
 
 
+@pytest.mark.slow
 async def test_a_draining_server_ends_what_it_has_also_where_the_source_drops_it(fleet: Fleet) -> None:
     """A headless service drops a pod that is not ready."""
     draining, other, run = fleet.start(), fleet.start(), Run()
@@ -249,6 +251,7 @@ async def test_what_waits_for_a_place_on_a_draining_server_is_made_elsewhere(fle
     assert {error.type for rollout in run.given for error in rollout.lost} == {"server_draining"}
 
 
+@pytest.mark.slow
 async def test_a_fleet_without_a_place_is_waited_for_and_costs_no_attempt(fleet: Fleet) -> None:
     first, other, run = fleet.start(), fleet.start(), Run()
     first.play = lasting(FOR_EVER)
@@ -324,6 +327,7 @@ async def test_a_creation_that_was_lost_with_its_server_is_found_and_cancelled_l
     assert [one.attempt for one in staying.created] == [1]
 
 
+@pytest.mark.slow
 async def test_a_source_that_says_nothing_sensible_changes_nothing(
     fleet: Fleet, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -355,6 +359,7 @@ def _further(server: StubServer, looks: int) -> bool:
     return server.looks > looks
 
 
+@pytest.mark.slow
 async def test_a_source_that_flaps_makes_some_rollouts_again_and_gives_none_twice(fleet: Fleet) -> None:
     one, other, run = fleet.start(), fleet.start(), Run()
     one.play = other.play = lasting(0.15)

@@ -47,6 +47,7 @@ def test_an_import_stays_under_60_megabytes(statement: str) -> None:
     assert cost_of(statement)["megabytes"] < MAX_MEGABYTES
 
 
+@pytest.mark.slow
 def test_the_client_loads_no_part_of_the_server_and_no_command_line() -> None:
     modules = set(
         cost_of("from turnstile import AsyncClient, Client; AsyncClient('http://h'); Client('http://h')")[

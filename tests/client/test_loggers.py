@@ -186,6 +186,7 @@ def history(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.slow
 def test_an_offline_run_of_wandb_has_what_was_logged(offline: Path) -> None:
     with wandb.init(project="test") as run:
         logger = WandbLogger(run, viewer=VIEWER)

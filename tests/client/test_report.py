@@ -213,6 +213,7 @@ def test_a_page_of_hostile_text_is_harmless() -> None:
     assert len(text) < 200_000
 
 
+@pytest.mark.slow
 def test_a_run_of_many_tasks_steps_and_versions_stays_small() -> None:
     rows = [
         row(
@@ -281,6 +282,7 @@ def reported(door: Door, *arguments: str | Path) -> Done:
     return turnstile("report", *arguments, **on(door))
 
 
+@pytest.mark.slow
 def test_the_numbers_are_those_of_the_server(door: Door, recorded_run: list[str], tmp_path: Path) -> None:
     out = tmp_path / "report.html"
     done = reported(door, RUN, "--out", out, "--solved-at", "0.5")

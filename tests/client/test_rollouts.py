@@ -366,6 +366,7 @@ async def test_a_server_that_stays_away_is_a_failure_of_the_infrastructure(read:
     assert [rollout.episode for rollout in rollouts] == [None, None]
 
 
+@pytest.mark.slow
 async def test_a_creation_that_may_have_happened_is_repeated_there_and_makes_one_episode(read: Read) -> None:
     """The answer of the creation is lost behind a proxy; another server is free, and is not asked."""
     with running_stub() as first, running_stub() as second:
@@ -380,6 +381,7 @@ async def test_a_creation_that_may_have_happened_is_repeated_there_and_makes_one
     assert sorted(request.task.id or "" for request in first.created + second.created) == ["a", "b", "c"]
 
 
+@pytest.mark.slow
 async def test_a_full_server_is_waited_for(read: Read, stub: StubServer) -> None:
     stub.max_open = 2
     stub.play = lambda _: Play(0.4)  # long enough for the six others to be refused meanwhile
@@ -491,6 +493,7 @@ async def test_keep_open_leaves_them(read: Read, stub: StubServer) -> None:
     assert (len(stub.open), stub.cancelled) == (1, [])
 
 
+@pytest.mark.slow
 async def test_a_loop_that_is_left_by_break_cancels_its_episodes(stub: StubServer) -> None:
     stub.play = lambda request: Play(0.0 if request.task.id == "a" else FOR_EVER)
     async with AsyncClient(stub.url, settings=QUICK) as client:
@@ -501,6 +504,7 @@ async def test_a_loop_that_is_left_by_break_cancels_its_episodes(stub: StubServe
     assert stub.open == []
 
 
+@pytest.mark.slow
 def test_a_blocking_loop_that_is_left_by_break_cancels_its_episodes(stub: StubServer) -> None:
     stub.play = lambda request: Play(0.0 if request.task.id == "a" else FOR_EVER)
     with Client(stub.url, settings=QUICK) as client:
@@ -667,6 +671,7 @@ async def test_what_the_real_server_refuses_is_raised(read: Read, door: Door) ->
 # Agents that the real server launches
 
 
+@pytest.mark.slow
 async def test_agents_that_the_server_launches_are_rolled_out_and_graded(launching_door: Door) -> None:
     """Twice as many as the server takes at once."""
     door = launching_door

@@ -217,6 +217,7 @@ def test_an_unreachable_server_is_exit_code_3() -> None:
     assert "http://127.0.0.1:9 could not be asked" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_cancels_what_runs_and_keeps_what_is_done(
     stub: StubServer, tmp_path: Path, number: signal.Signals
@@ -366,6 +367,7 @@ def test_a_private_server_that_cannot_start_says_why(tmp_path: Path, task_file: 
     assert "nonsense" in done.stderr
 
 
+@pytest.mark.slow
 def test_without_the_server_a_private_one_says_what_to_install(tmp_path: Path) -> None:
     (tmp_path / "turnstile_server").mkdir()
     (tmp_path / "turnstile_server" / "__init__.py").write_text("import a_dependency_that_is_absent\n")

@@ -145,6 +145,7 @@ async def weights(client: AsyncClient, engine: EngineProcess) -> Any:
         await made.update()  # the engine is the session's: it gets its first weights back
 
 
+@pytest.mark.slow
 async def test_rollouts_that_the_real_server_cancels_are_refilled_with_fresh_weights(
     client: AsyncClient, weights: Weights
 ) -> None:

@@ -519,6 +519,7 @@ async def test_a_body_over_the_limit_is_413_while_it_arrives_in_chunks(open_door
             error_of(await http.post("/episodes", content=chunks()), 413, "body_too_large")
 
 
+@pytest.mark.slow
 async def test_a_server_that_stops_lets_those_go_who_only_wait(open_door: OpenDoor, begun: list[Seat]) -> None:
     ends: dict[str, Any] = {}
     opened = anyio.Event()

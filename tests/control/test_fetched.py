@@ -31,6 +31,7 @@ async def fetched(stage: Stage, episode: dict[str, Any]) -> int:
     return sum(place.type == RecordType.EXPORTED for place in found)
 
 
+@pytest.mark.slow
 async def test_an_export_of_an_ended_episode_counts_once_and_others_do_not(
     tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -58,6 +59,7 @@ async def test_each_export_counts(tiny_model: Path, tmp_path: Path, what: str) -
         assert await fetched(stage, episode) == 1
 
 
+@pytest.mark.slow
 async def test_over_its_share_a_journal_deletes_what_was_fetched_and_takes_episodes_again(
     tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -75,6 +77,7 @@ async def test_over_its_share_a_journal_deletes_what_was_fetched_and_takes_episo
         await wait_until(lambda: deleted(stage, episode))  # at once, not after retention_interval_s
 
 
+@pytest.mark.slow
 async def test_a_full_disk_leaves_what_was_just_fetched_for_a_while(tiny_model: Path, tmp_path: Path) -> None:
     """A trainer that has the samples reads turns, spans and work next."""
     async with staged(tiny_model, tmp_path, journal={"retention_share": 0}) as stage:

@@ -172,6 +172,7 @@ async def test_bounds_of_windows_are_settings(open_door: OpenDoor) -> None:
             assert (await http.get(f"/episodes/{episode_id}/breaks?limit=2")).status_code == 422
 
 
+@pytest.mark.slow
 async def test_a_turn_on_the_disk_is_found_by_its_time(open_door: OpenDoor) -> None:
     """Of several ended episodes whose trees are not in memory; not where none may be read."""
     for searched, status in ((64, 200), (0, 404)):

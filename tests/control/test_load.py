@@ -54,6 +54,7 @@ async def test_a_server_tells_how_full_it_is_and_who_it_is(open_door: OpenDoor) 
 STRANGE = (("GET", "/load"), ("POST", "/drain"))
 
 
+@pytest.mark.slow
 async def test_two_servers_are_told_apart(open_door: OpenDoor) -> None:
     with open_door() as one, open_door() as other:
         async with http_of(one) as first, http_of(other) as second:

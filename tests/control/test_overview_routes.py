@@ -152,6 +152,7 @@ async def test_every_order_shows_every_episode_once(
         assert sorted(row.episode_id for row in found.summaries) == sorted(row.episode_id for row in recorded)
 
 
+@pytest.mark.slow
 async def test_statistics_are_those_of_the_rows(http: httpx.AsyncClient, recorded: list[EpisodeSummary]) -> None:
     response = await http.get("/stats", params={"by": "task,step", "run_id": RUN, "graded": "true"})
     found = StatsReport.model_validate_json(response.content)

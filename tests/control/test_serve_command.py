@@ -137,6 +137,7 @@ def test_a_missing_model_is_refused(tmp_path: Path) -> None:
     assert "nowhere" in refused("--data-dir", tmp_path / "d", "--model", tmp_path / "nowhere", *ports)
 
 
+@pytest.mark.slow
 def test_a_port_in_use_is_refused(tmp_path: Path, tiny_model: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -118,6 +118,7 @@ async def test_a_key_in_the_path_becomes_a_fragment_of_the_viewers_own_address(
     assert (await stranger.get("/k/another-key-0123456789/ui")).status_code == 401
 
 
+@pytest.mark.slow
 def test_a_server_without_authentication_keeps_strangers_names_out_and_repeats_no_header(
     open_door: OpenDoor,
 ) -> None:

@@ -62,6 +62,7 @@ async def ended(stage: Stage, created: dict[str, Any]) -> dict[str, Any]:
                 return shown
 
 
+@pytest.mark.slow
 async def test_an_episode_reaches_the_hosts_of_each_phase_and_its_record_says_what(
     tiny_model: Path, tmp_path: Path, names: Names, hosts: Hosts
 ) -> None:
@@ -108,6 +109,7 @@ async def test_an_episode_reaches_the_hosts_of_each_phase_and_its_record_says_wh
         assert (await stage.control.get(f"/episodes/{created['episode_id']}/network")).status_code == 404
 
 
+@pytest.mark.slow
 async def test_the_end_of_an_episode_cuts_its_connections(
     tiny_model: Path, tmp_path: Path, names: Names, hosts: Hosts
 ) -> None:
@@ -128,6 +130,7 @@ async def test_the_end_of_an_episode_cuts_its_connections(
         assert 'turnstile_network_connections_total{outcome="ended"} 1.0' in counted
 
 
+@pytest.mark.slow
 async def test_a_task_that_asks_for_more_than_the_server_allows_is_refused(
     tiny_model: Path, tmp_path: Path, names: Names, hosts: Hosts
 ) -> None:

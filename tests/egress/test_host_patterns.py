@@ -92,6 +92,7 @@ def test_a_wildcard_matches_names_below_it_and_nothing_else() -> None:
     assert not parse_pattern("*").matches("169.254.169.254")
 
 
+@pytest.mark.slow
 @given(NAME, LABEL)
 def test_a_wildcard_covers_exactly_the_names_below_it(name: str, label: str) -> None:
     wildcard, exact = parse_pattern(f"*.{name}"), parse_pattern(name)

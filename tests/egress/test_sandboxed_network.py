@@ -248,6 +248,7 @@ async def test_what_a_phase_left_running_is_cut_with_it(provider: SandboxProvide
     assert [decision.outcome for decision in log.report("ep").decisions] == ["ended"]
 
 
+@pytest.mark.slow
 async def test_a_sandbox_reaches_no_other_one_s_proxy(provider: SandboxProvider, hosts: Hosts) -> None:
     mirror = f"http://mirror.test:{hosts.http}/"
     first, second, third = [
@@ -271,6 +272,7 @@ async def test_a_sandbox_reaches_no_other_one_s_proxy(provider: SandboxProvider,
     assert [log.report("ep").allowed + log.report("ep").refused for log in logs] == [1, 1, 0]
 
 
+@pytest.mark.slow
 async def test_connections_to_the_network_take_none_from_the_gate(
     any_provider: SandboxProvider, hosts: Hosts, egress: EgressProxy
 ) -> None:

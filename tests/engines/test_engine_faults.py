@@ -239,6 +239,7 @@ async def test_a_control_request_times_out(server: ScriptedEngine) -> None:
             await engine._control.post("/generate", {}, 0.2)
 
 
+@pytest.mark.slow
 async def test_a_server_that_is_gone_is_unavailable(server: ScriptedEngine) -> None:
     async with attached(server) as engine:
         engine._http.url = f"http://127.0.0.1:{closed_port()}"
@@ -249,6 +250,7 @@ async def test_a_server_that_is_gone_is_unavailable(server: ScriptedEngine) -> N
         assert "cannot be reached" in state.detail
 
 
+@pytest.mark.slow
 async def test_aborts_pass_when_every_slot_is_taken(server: ScriptedEngine) -> None:
     server.never_answers()
     async with attached(server, max_connections=1) as engine:
@@ -313,6 +315,7 @@ async def test_weights_change_only_between_pause_and_continue(server: ScriptedEn
     ]
 
 
+@pytest.mark.slow
 async def test_an_attached_engine_that_dies_asleep_is_noticed_before_it_is_woken() -> None:
     quick = bounded(FleetSettings, health_interval_s=0.02, load_interval_s=0.02)
     async with scripted_engine() as server, anyio.create_task_group() as tasks:

@@ -421,6 +421,7 @@ def test_a_server_that_answers_others_is_not_dead() -> None:
     assert outage.down
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 @pytest.mark.parametrize("format_", FORMATS)
 async def test_calls_of_a_dead_server_fail_at_once_and_go_on_when_it_is_back(

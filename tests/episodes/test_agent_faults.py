@@ -74,6 +74,7 @@ def _kill_sandboxes() -> None:
                 os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.slow
 async def test_what_the_agent_cannot_cause_has_no_reward(tiny_model: Path, tmp_path: Path) -> None:
     """Its sandbox, killed from outside under good work."""
     async with server(tiny_model, tmp_path, sandboxes={"kind": "local"}) as stage:

@@ -191,6 +191,7 @@ MOST_BYTES = 1024
 """Of one ended episode, whose record is much longer, in the memory of the process."""
 
 
+@pytest.mark.slow
 def test_an_ended_episode_costs_little_memory() -> None:
     instruction = "".join(f"Do step {number} of the task. " for number in range(200))
     plain, page = episode(0, instruction=instruction), resource.getpagesize()

@@ -138,6 +138,7 @@ async def test_asking_again_for_the_turn_before_a_fork_samples_anew(stage: Stage
     assert [span.trained for span in row.turn_spans] == [True]
 
 
+@pytest.mark.slow
 async def test_forks_outlive_restarts_and_hold_what_they_continue(tiny_model: Path, tmp_path: Path) -> None:
     async with staged(tiny_model, tmp_path) as stage:
         speak(stage)
@@ -214,6 +215,7 @@ echo mine > ~/note; echo passing > /tmp/passing; rm -f gone.txt
 READ = "cat answer.py link ~/note /tmp/passing; ls; test -x sub/file && echo runs"
 
 
+@pytest.mark.slow
 async def test_a_fork_begins_with_the_files_of_its_snapshot(
     files: tuple[Stage, dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -274,6 +276,7 @@ for episode, key in json.loads(sys.argv[2]):
 """
 
 
+@pytest.mark.slow
 async def test_a_fork_has_its_snapshot_and_no_way_to_the_episode_that_it_continues(
     files: tuple[Stage, dict[str, Any]],
 ) -> None:
@@ -300,6 +303,7 @@ async def test_a_fork_has_its_snapshot_and_no_way_to_the_episode_that_it_continu
     assert said == ["404", "404", "401", "200"], "this socket serves the fork, and the fork's key opens it"
 
 
+@pytest.mark.slow
 async def test_snapshots_are_bounded_and_swept(tiny_model: Path, tmp_path: Path) -> None:
     data = tmp_path / "data"
     work, wanted = light_work(tiny_model, data, tmp_path / "installs")
@@ -357,6 +361,7 @@ async def test_a_repeated_fork_gives_its_episodes_on_a_full_server_and_after_a_l
         assert (await refused(stage, parent, "fork", turn_id=first, idempotency_key="l"))[0] == 429
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("programs", [(), ("rm",)], ids=["all programs", "no find"])
 def test_a_folder_of_any_size_is_emptied(tmp_path: Path, programs: tuple[str, ...]) -> None:
     """The names of the first have more bytes than a command line may have."""

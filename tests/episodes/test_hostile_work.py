@@ -11,6 +11,7 @@ from test_whole_episodes import played, server
 pytestmark = pytest.mark.anyio
 
 
+@pytest.mark.slow
 async def test_file_names_that_are_no_text_are_recorded_readably(tiny_model: Path, tmp_path: Path) -> None:
     name = "open(b'caf\\xe9.txt', 'w').write('x')"
     async with server(tiny_model, tmp_path) as stage:
@@ -19,6 +20,7 @@ async def test_file_names_that_are_no_text_are_recorded_readably(tiny_model: Pat
         assert any("caf" in path for path in shown["grading"]["diff"]["added"])
 
 
+@pytest.mark.slow
 async def test_failures_that_are_no_text_are_recorded_readably(tiny_model: Path, tmp_path: Path) -> None:
     module = (
         "open('answer.py', 'w').write('class A:\\n def __eq__(s, o): return False\\n"

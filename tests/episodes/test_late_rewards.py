@@ -145,6 +145,7 @@ async def test_turns_of_a_running_episode_are_rewarded_and_keep_it_to_the_end(st
     assert sample["turn_rewards"] == [1.0, None]
 
 
+@pytest.mark.slow
 async def test_rewards_survive_a_restart_and_come_after_one(tiny_model: Path, tmp_path: Path) -> None:
     async with staged(tiny_model, tmp_path) as stage:
         first, second = await played(stage, LATE, 2), await played(stage, LATE, 2)
@@ -181,6 +182,7 @@ async def test_a_reward_that_the_journal_refuses_is_not_seen(
     assert (await give(stage, episode, reward=1)).status_code == 200
 
 
+@pytest.mark.slow
 async def test_a_deleted_episode_does_not_come_back_by_a_reward(tiny_model: Path, tmp_path: Path) -> None:
     async with staged(tiny_model, tmp_path) as stage:
         episode = await played(stage, LATE, 1)
@@ -216,6 +218,7 @@ async def test_two_at_once_are_one_after_the_other(stage: Stage) -> None:
     assert len(found["late_rewards"]["changes"]) == 3
 
 
+@pytest.mark.slow
 async def test_the_clients_give_rewards(stage: Stage, tmp_path: Path) -> None:
     first, second = await played(stage, LATE, 2), await played(stage, LATE, 2)
     url = str(stage.control.base_url)

@@ -98,6 +98,7 @@ async def test_a_fork_resumes_the_session_as_it_was_at_its_turn(stage: Stage) ->
     assert (status, "every turn but the last" in said) == (409, True)
 
 
+@pytest.mark.slow
 async def test_a_key_that_was_used_with_another_instruction_is_refused(stage: Stage) -> None:
     parent = await stage.episode(task=TASK, agent="keeper", snapshots="every_turn")
     await ended(stage, parent)
@@ -110,6 +111,7 @@ async def test_a_key_that_was_used_with_another_instruction_is_refused(stage: St
     assert status == 409
 
 
+@pytest.mark.slow
 async def test_a_session_is_kept_only_where_it_is_wanted_and_others_are_refused_by_name(stage: Stage) -> None:
     plain = await stage.episode(task=TASK, agent="keeper")
     assert "False ['--forget']" in (await ended(stage, plain))["agent_output"]

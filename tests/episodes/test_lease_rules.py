@@ -123,6 +123,7 @@ async def _until_ended(stage: Stage, created: dict[str, Any]) -> dict[str, Any]:
                 return shown
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 async def test_a_lapse_cancels_the_episodes_frees_their_places_and_says_why(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

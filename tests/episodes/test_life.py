@@ -79,6 +79,7 @@ async def test_equal_creations_at_once_become_one_episode(stage: Stage) -> None:
     assert len((await stage.control.get("/episodes")).json()["episodes"]) == 1
 
 
+@pytest.mark.slow
 async def test_an_idempotency_key_with_another_body_is_409(stage: Stage) -> None:
     await stage.episode(idempotency_key="k")
     again = await stage.control.post("/episodes", json={**INLINE, "idempotency_key": "k", "seed": 1})

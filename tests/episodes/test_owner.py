@@ -330,6 +330,7 @@ async def test_a_stop_that_needs_no_grade_is_stored_although_the_server_stops(
 # Everything at once
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 async def test_in_a_storm_of_stops_and_failures_each_episode_ends_once(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int

@@ -275,6 +275,7 @@ async def test_half_characters_in_a_grades_details_keep_no_episode_from_ending(s
     assert (shown["reward"], shown["grading"]["said"][0]) == (0.0, "\\ud83d")
 
 
+@pytest.mark.slow
 async def test_an_agent_that_gave_up_on_a_broken_engine_is_the_infrastructures_failure(
     server: EpisodeServer,
 ) -> None:
@@ -660,6 +661,7 @@ async def test_a_submission_that_a_user_answers_ends_nothing_until_the_conversat
         assert shown["instruction"].startswith("You work at the refund desk")
 
 
+@pytest.mark.slow
 async def test_an_end_that_the_disk_refused_is_graded_once_and_stored_later(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

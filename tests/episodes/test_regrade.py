@@ -228,6 +228,7 @@ async def test_kept_work_counts_in_the_bounds_of_the_disk_and_goes_before_episod
 # What a regrade records and changes
 
 
+@pytest.mark.slow
 async def test_a_new_grade_stands_beside_the_old_one_until_it_is_applied(server: EpisodeServer) -> None:
     episode = await played(server)
     gives(server, 0.5, failed=("t.A",))
@@ -315,6 +316,7 @@ async def test_equal_regrades_at_once_are_one(server: EpisodeServer) -> None:
     assert len((await server.stage.get(episode))["regrades"]) == 1
 
 
+@pytest.mark.slow
 async def test_a_grading_that_the_infrastructure_failed_is_made_good(server: EpisodeServer) -> None:
     gives(server, SandboxUnavailable("no sandbox"))
     episode = await played(server)
@@ -452,6 +454,7 @@ async def graded_for_ever(model: Path, folder: Path) -> AsyncIterator[Episode]:
         yield created
 
 
+@pytest.mark.slow
 async def test_a_server_that_stopped_while_it_graded_has_the_work(tiny_model: Path, tmp_path: Path) -> None:
     async with graded_for_ever(tiny_model, tmp_path) as created:
         pass

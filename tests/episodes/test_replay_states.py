@@ -71,6 +71,7 @@ async def played(stage: Stage, *scripts: str, **fields: Any) -> tuple[Episode, S
     return episode, sandbox, history
 
 
+@pytest.mark.slow
 async def test_each_turn_shows_what_it_changed_and_all_of_it_can_be_read_back(
     tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -123,6 +124,7 @@ async def test_each_turn_shows_what_it_changed_and_all_of_it_can_be_read_back(
         assert sum(span["name"] == "replay" for span in spans) == 5
 
 
+@pytest.mark.slow
 async def test_what_an_agent_leaves_to_harm_a_reader_is_text_or_left_out_with_a_reason(
     tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -153,6 +155,7 @@ async def test_what_an_agent_leaves_to_harm_a_reader_is_text_or_left_out_with_a_
         assert await listed(stage, episode, 3) == {}
 
 
+@pytest.mark.slow
 async def test_bounds_hold_and_what_they_leave_out_is_said(tiny_model: Path, tmp_path: Path) -> None:
     bounds = {"replay_files": 8, "replay_bytes": 40_000, "replay_file_bytes": 10_000, "replay_paths": 20}
     async with recording(tiny_model, tmp_path, **bounds) as stage:
@@ -169,6 +172,7 @@ async def test_bounds_hold_and_what_they_leave_out_is_said(tiny_model: Path, tmp
         assert taken <= 40_000
 
 
+@pytest.mark.slow
 async def test_equal_contents_lie_on_the_disk_once_and_go_with_the_last_episode(
     tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -192,6 +196,7 @@ async def test_equal_contents_lie_on_the_disk_once_and_go_with_the_last_episode(
         assert list(contents.iterdir()) == list((tmp_path / "data/replay/episodes").iterdir()) == []
 
 
+@pytest.mark.slow
 async def test_off_there_is_no_folder_and_no_capture(tiny_model: Path, tmp_path: Path) -> None:
     async with recording(tiny_model, tmp_path, replay=False) as stage:
         episode, _, _ = await played(stage, "echo one > one")
@@ -203,6 +208,7 @@ async def test_off_there_is_no_folder_and_no_capture(tiny_model: Path, tmp_path:
         assert (tmp_path / "data/replay").exists(), "an episode may ask for it"
 
 
+@pytest.mark.slow
 async def test_what_made_way_is_gone_and_said_to_be(tiny_model: Path, tmp_path: Path) -> None:
     bounds = {"keep_replay_bytes": 60_000}
     async with recording(tiny_model, tmp_path, **bounds) as stage:
@@ -219,6 +225,7 @@ async def test_what_made_way_is_gone_and_said_to_be(tiny_model: Path, tmp_path: 
         assert await states(stage, young)
 
 
+@pytest.mark.slow
 async def test_a_capture_that_hangs_delays_a_call_no_longer_than_it_may_and_stands_among_the_states(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -241,6 +248,7 @@ async def test_a_capture_that_hangs_delays_a_call_no_longer_than_it_may_and_stan
         assert summary(found) == [("one", "added")]
 
 
+@pytest.mark.slow
 async def test_an_agent_that_the_server_launches_is_recorded_and_judged_as_ever(
     tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -270,6 +278,7 @@ async def test_a_fault_of_the_recorder_fails_no_call(
         assert await states(stage, episode) == []
 
 
+@pytest.mark.slow
 async def test_the_states_of_an_episode_that_a_restart_ended_are_still_there(
     tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -283,6 +292,7 @@ async def test_the_states_of_an_episode_that_a_restart_ended_are_still_there(
         assert list((tmp_path / "data/replay/contents").iterdir()) == []
 
 
+@pytest.mark.slow
 async def test_a_fork_records_states_of_its_own(tiny_model: Path, tmp_path: Path) -> None:
     async with recording(tiny_model, tmp_path) as stage:
         parent, _, _ = await played(stage, "echo one > one", snapshots="every_turn")
@@ -294,6 +304,7 @@ async def test_a_fork_records_states_of_its_own(tiny_model: Path, tmp_path: Path
         assert (await listed(stage, child, 0)).keys() == {"answer.py", "one"}
 
 
+@pytest.mark.slow
 async def test_a_directory_without_a_server_answers_the_same(tiny_model: Path, tmp_path: Path) -> None:
     digest = hashlib.sha256(b"one\n").hexdigest()
     paths = ("", "/files?state=1", "/files?state=9", f"/{digest}", f"/{'0' * 64}")

@@ -159,6 +159,7 @@ def told(root: Path, known: dict[str, str] | None = None, **bounds: float) -> tu
     return done.returncode, lines
 
 
+@pytest.mark.slow
 def test_the_program_inside_tells_what_changed_and_nothing_else(tmp_path: Path) -> None:
     root = tmp_path / "work"
     (root / "sub" / "skipped").mkdir(parents=True)

@@ -101,6 +101,7 @@ async def test_a_submission_ends_the_step_of_an_agent_whose_spec_says_so(server:
     assert [work.answer for _, work in server.grader.graded] == ["0", "1", "2"]
 
 
+@pytest.mark.slow
 async def test_below_min_reward_no_further_step_begins(server: EpisodeServer) -> None:
     graded_as(server, one=0.25)
     created = await begin(server)
@@ -114,6 +115,7 @@ async def test_below_min_reward_no_further_step_begins(server: EpisodeServer) ->
     assert "reward is 0.25, below min_reward 0.5" in shown["grading"]["summary"][0]
 
 
+@pytest.mark.slow
 async def test_a_step_whose_time_is_over_is_judged_and_its_agent_killed(tiny_model: Path, tmp_path: Path) -> None:
     async with opened(tiny_model, tmp_path, one="agent = {timeout_sec = 0.5}") as server:
         graded_as(server, one=1.0, two=1.0, three=1.0)
@@ -127,6 +129,7 @@ async def test_a_step_whose_time_is_over_is_judged_and_its_agent_killed(tiny_mod
         assert shown["grading"]["steps"]["one"]["status"] == "timed_out"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "status", "reward", "components"),
     [
@@ -280,6 +283,7 @@ async def test_a_set_up_that_fails_is_the_tasks_failure_only_where_no_agent_was(
         assert f"set-up of step '{step}'" in shown["error"]["message"]
 
 
+@pytest.mark.slow
 async def test_an_external_agent_is_refused_before_anything_is_created(server: EpisodeServer) -> None:
     refused = await server.stage.control.post("/episodes", json={"task": TASK, "agent": "external"})
     assert refused.status_code == 422

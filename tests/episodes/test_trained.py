@@ -69,6 +69,7 @@ def test_the_same_step_changes_nothing_and_the_last_one_told_holds() -> None:
     assert (other.step, other.used, other.lag) == (2, False, 1.0)
 
 
+@pytest.mark.slow
 async def test_a_step_has_the_episodes_that_it_took_and_not_those_that_began_at_it(
     tiny_model: Path, tmp_path: Path
 ) -> None:

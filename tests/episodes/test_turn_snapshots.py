@@ -114,6 +114,7 @@ async def test_a_snapshot_that_fails_fails_no_call(tiny_model: Path, tmp_path: P
         assert await outcomes(stage) == {"missed": 1, "kept": 1}
 
 
+@pytest.mark.slow
 async def test_few_snapshots_are_in_memory_at_once_and_no_call_waits_for_ever(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

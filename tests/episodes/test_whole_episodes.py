@@ -110,6 +110,7 @@ async def test_daemons_left_behind_touch_neither_the_work_nor_the_grading(
         assert _sandboxes() == []
 
 
+@pytest.mark.slow
 async def test_two_episodes_share_nothing(tiny_model: Path, tmp_path: Path) -> None:
     """From inside one episode the other's address is 404 on its own socket, whatever key is shown."""
     async with server(tiny_model, tmp_path) as stage:

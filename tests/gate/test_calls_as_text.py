@@ -66,6 +66,7 @@ async def test_it_is_fed_its_own_tokens_and_the_result_as_it_was_sent(stage: Sta
         known = [*ids, *reply_ids(stage, text)]
 
 
+@pytest.mark.slow
 async def test_where_the_template_cannot_go_on_it_is_rendered_as_it_was_sent(
     tiny_model: Path, tmp_path: Path
 ) -> None:

@@ -89,6 +89,7 @@ async def accounted(stage: Stage, episode: dict[str, Any], conversations: int, c
     return sampled
 
 
+@pytest.mark.slow
 async def test_twenty_conversations_at_once_share_an_episode_without_cross_talk(stage: Stage) -> None:
     parrot = Parrot(stage)
     stage.engine.answers = [parrot]
@@ -103,6 +104,7 @@ async def test_twenty_conversations_at_once_share_an_episode_without_cross_talk(
     assert sampled == sum(len(ids) for ids in parrot.said.values())
 
 
+@pytest.mark.slow
 async def test_sixty_four_episodes_at_once_are_accounted_for_each_on_its_own(stage: Stage) -> None:
     parrot = Parrot(stage)
     stage.engine.answers = [parrot]

@@ -280,6 +280,7 @@ async def test_the_rest_of_a_refused_body_is_not_waited_for() -> None:
         await empty(listener.connections)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reads", [False, True], ids=["nothing", "drops"])
 async def test_a_client_that_reads_nothing_is_cut_off(reads: bool) -> None:
     async with listening(QUICK) as listener:
@@ -536,6 +537,7 @@ async def _connection(at: dict[str, Any], sent: str) -> AsyncIterator[SocketStre
         yield connection
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hang_up", ["fin", "rst"])
 async def test_a_hang_up_while_a_body_is_sent_is_logged_nowhere_and_leaves_nothing(
     tiny_model: Path,
@@ -596,6 +598,7 @@ async def test_half_requests_to_every_endpoint_end_and_the_server_answers_meanwh
             await clock.pass_until(lambda: not len(agent) and len(control_side) <= 1)
 
 
+@pytest.mark.slow
 async def test_a_stream_that_nobody_reads_ends_with_its_call(tiny_model: Path, tmp_path: Path) -> None:
     async def talks(_: Any) -> AsyncIterator[Said | Exception]:
         for _ in range(20_000):

@@ -202,6 +202,7 @@ def test_a_streamed_reply_put_together_by_hand_comes_back_as_itself(
     assert law(reply, reader.summed_by_hand(streamed(CHAT, reply, piece))) == ()
 
 
+@pytest.mark.slow
 @given(reply=replies(), piece=st.integers(1, 5))
 def test_streamed_and_unstreamed_replies_are_the_same_message(reader: Reader, reply: Message, piece: int) -> None:
     whole = CHAT.parse(body(reader.whole(written(CHAT, reply)).model_dump()))

@@ -233,6 +233,7 @@ async def test_a_wrong_method_is_405(stage: Stage) -> None:
     await still_works(stage, episode)
 
 
+@pytest.mark.slow
 async def test_only_the_episodes_own_key_opens_it(stage: Stage) -> None:
     episode, other = await stage.episode(), await stage.episode()
     for headers in (

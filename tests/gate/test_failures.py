@@ -144,6 +144,7 @@ async def test_an_engine_without_grammars_says_what_it_needs(stage: Stage) -> No
     assert "which this engine cannot do: install it" in refused(answer, 400, "invalid_request", retry=False)
 
 
+@pytest.mark.slow
 async def test_the_sdk_asks_again_after_failures_that_may_pass(stage: Stage) -> None:
     async def attempts(make: Callable[[], Answer], status: int) -> None:
         episode = await stage.episode()
@@ -314,6 +315,7 @@ async def _one_too_many(stage: Stage, episodes: list[dict[str, Any]]) -> None:
         await agent.chat.completions.create(model="m", messages=other)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 async def test_the_sdk_waits_out_too_many_calls(tiny_model: Path, tmp_path: Path) -> None:
     async with staged(tiny_model, tmp_path, gate={"max_calls_per_episode": 1}) as stage:
         answer = Held(reply_ids(stage, "slow"))

@@ -44,6 +44,7 @@ def test_an_address_that_is_not_this_machines_is_refused_by_that() -> None:
         bind("agent", "192.0.2.1", 0)
 
 
+@pytest.mark.slow
 async def test_an_idle_connection_is_closed_after_its_time() -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 204, "headers": []})

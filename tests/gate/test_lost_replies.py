@@ -71,6 +71,7 @@ async def test_a_reply_that_was_written_is_trained(stage: Stage, stream: bool) -
     assert (await exported(stage, episode)) == ([mask], [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True], ids=["unstreamed", "streamed"])
 async def test_a_hang_up_before_the_reply_leaves_the_turn_untrained_until_a_retry_is_answered(
     stage: Stage, stream: bool

@@ -136,6 +136,7 @@ async def test_a_call_keeps_the_tree_of_its_session_from_being_packed() -> None:
     resting.close()
 
 
+@pytest.mark.slow
 async def test_an_ended_session_is_kept_by_no_timer_and_its_tree_rests_where_somebody_keeps_it() -> None:
     resting = RestingTrees(0.0, always, Trims().trim)
     kept, dropped = session_of(resting, warm_s=0.05), session_of(resting, warm_s=3600.0)

@@ -270,6 +270,7 @@ async def test_the_sibling_that_the_agent_did_not_go_on_from_is_superseded_at_ex
     assert sorted(sample["kind"] for sample in everything["samples"]) == ["main", "retry"]
 
 
+@pytest.mark.slow
 async def test_the_sdks_own_retry_after_a_failure_is_one_turn(stage: Stage) -> None:
     stage.engine.answers = [
         fails(EngineUnavailable("down", retry_after_s=0.0)),

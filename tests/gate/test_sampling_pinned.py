@@ -251,6 +251,7 @@ async def test_the_model_list_is_the_engines(stage: Stage) -> None:
     assert model.owned_by == "turnstile"
 
 
+@pytest.mark.slow
 async def test_any_model_name_is_taken_and_echoed(stage: Stage) -> None:
     async with stage.agent(await stage.episode()) as agent:
         reply = await agent.chat.completions.create(model="gpt-anything", messages=GO)  # type: ignore[arg-type]

@@ -59,6 +59,7 @@ async def test_a_call_that_outlives_the_grace_is_503_in_its_dialect_and_told_to_
     assert quiet(caplog)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dialect", CALLS)
 async def test_a_stream_that_outlives_the_grace_ends_with_the_error_of_its_dialect(
     tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, dialect: str

@@ -68,6 +68,7 @@ async def test_text_leaves_while_the_engine_still_samples(stage: Stage) -> None:
         assert (await collect(stream))["content"] == " second part"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("error", "status"), FAILURES, ids=[str(status) for _, status in FAILURES])
 async def test_a_failure_before_the_first_chunk_is_a_real_status(
     stage: Stage, error: TurnstileError, status: int
@@ -224,6 +225,7 @@ async def test_an_unstreamed_reply_waits_for_the_journal(stage: Stage) -> None:
     assert len(await turns(stage, episode)) == 1
 
 
+@pytest.mark.slow
 async def test_deltas_of_every_chunking_make_the_unstreamed_reply(stage: Stage) -> None:
     text = (
         "<think>\nfirst I think, 你好\n</think>\n\nThen é🙂 I say <b>this</b>\n"

@@ -52,6 +52,7 @@ async def test_an_open_websocket_makes_way_for_nobody(tiny_model: Path, tmp_path
                 assert await kept.recv()
 
 
+@pytest.mark.slow
 async def test_a_handshake_at_the_model_api_is_426_and_logged_nowhere(
     tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -106,6 +106,7 @@ def _body(dialect: str, *, stream: bool) -> tuple[str, dict[str, Any]]:
             }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format_", ["chat", "messages"])
 async def test_every_dialect_is_passed_on_and_recorded(format_: Format) -> None:
     calls = (("shell", ARGUMENTS),)
@@ -132,6 +133,7 @@ async def test_every_dialect_is_passed_on_and_recorded(format_: Format) -> None:
                 }
 
 
+@pytest.mark.slow
 async def test_an_episode_is_recorded_and_has_nothing_to_train() -> None:
     called = Reply("", "", (("shell", ARGUMENTS),), "tool_calls")
     model = HostedModel("chat", [called, Reply("Done.", finish="stop")])
@@ -233,6 +235,7 @@ async def test_budgets_hold_by_the_servers_count() -> None:
         assert (await server.wait_for_end(agent.episode_id)).status is EpisodeStatus.TRUNCATED
 
 
+@pytest.mark.slow
 async def test_a_server_that_refuses_the_first_call_is_a_fault_of_the_setup() -> None:
     model = HostedModel("chat", [(400, "this model takes no tools")])
     async with evaluating(model) as server, agent_of(server) as agent:
@@ -243,6 +246,7 @@ async def test_a_server_that_refuses_the_first_call_is_a_fault_of_the_setup() ->
         assert (episode.reward, episode.error.fault) == (None, Fault.SETUP)
 
 
+@pytest.mark.slow
 async def test_an_outage_is_the_infrastructures_and_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upstream_engine, "RETRIES", 0)
     hello, again = Reply("hello", finish="end_turn"), Reply("again", finish="end_turn")
@@ -285,6 +289,7 @@ async def test_a_format_that_nothing_comes_of_in_time_is_no_outage() -> None:
         assert model.bodies[0]["response_format"]["json_schema"]["schema"] == {"type": "object"}
 
 
+@pytest.mark.slow
 async def test_what_another_model_was_fed_is_no_beginning_of_a_fork() -> None:
     """Its turns have no tokens, or those of another vocabulary."""
     model = HostedModel("chat", [Reply("hello", finish="stop")])

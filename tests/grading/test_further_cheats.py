@@ -313,6 +313,7 @@ COMMANDS = {
 PLANTED = dict.fromkeys(("json.py", "encodings/__init__.py", "judge.py", "helper.py"), "import os\nos._exit(0)\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tests", COMMANDS.values(), ids=COMMANDS.keys())
 async def test_a_command_in_python_imports_nothing_of_the_work(provider: Watched, tests: dict[str, Any]) -> None:
     judge, task = grader(provider), the_task(tests=tests)
@@ -337,6 +338,7 @@ test "$(cat "$TMPDIR/once/answer" 2>/dev/null)" = 42 || exit 1
 """
 
 
+@pytest.mark.slow
 async def test_work_that_leaves_something_by_which_a_check_passes_anything_is_caught_by_the_canary(
     provider: Watched,
 ) -> None:
@@ -348,6 +350,7 @@ async def test_work_that_leaves_something_by_which_a_check_passes_anything_is_ca
     assert "tampered" in grade.detail["tests"]["note"]
 
 
+@pytest.mark.slow
 async def test_what_tests_and_work_made_in_the_work_folder_keeps_no_canary_from_its_run(provider: Watched) -> None:
     made = "test -e done || exit 1\nmkdir -p mine/deep && touch mine/deep/x && chmod 500 mine\n"
     made += '"$AS_WORK" sh -c "mkdir -p theirs/deep; touch theirs/deep/x; chmod 500 theirs"\nexit 0\n'

@@ -44,12 +44,14 @@ async def test_a_set_up_that_fails_is_the_tasks_fault(provider: Watched) -> None
         await grader(provider).grade(the_task(setup=["exit 3"]), FIXED)
 
 
+@pytest.mark.slow
 async def test_work_that_breaks_the_import_is_no_fault_of_the_task(provider: Watched) -> None:
     grade = await grader(provider).grade(the_task(), work({"mathx/__init__.py": "def ("}))
     assert grade.reward == 0.0
     assert "SyntaxError" in grade.detail["tests"]["failed"][0]["message"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("provider", ["local"], indirect=True, scope="module")
 async def test_the_time_of_each_command_is_that_of_the_settings(
     provider: Watched, monkeypatch: pytest.MonkeyPatch
@@ -87,6 +89,7 @@ async def test_the_set_up_is_there_and_the_hidden_tests_are_not_while_the_diff_i
     assert (await grader(provider).grade(task, kept)).reward == 1.0
 
 
+@pytest.mark.slow
 async def test_a_command_runs_in_the_work_folder_with_its_tests_beside_it_and_may_write(provider: Watched) -> None:
     script = "test -e done && cp README.md copy && python3 -I {tests}/check.py 2>&1"
     task = the_task(
@@ -101,6 +104,7 @@ async def test_a_command_runs_in_the_work_folder_with_its_tests_beside_it_and_ma
     assert (grade.reward, grade.detail["tests"]["output"]) == (1.0, "mathx")
 
 
+@pytest.mark.slow
 async def test_whoever_runs_the_tests_cannot_change_them_or_the_programs(provider: Watched) -> None:
     tries = """
         for path in {tests} {tests}/kept.py /tmp/turnstile-grading/programs /tmp/turnstile-grading/programs/*/*
@@ -219,6 +223,7 @@ async def test_a_task_that_fails_is_not_tried_again(provider: Watched) -> None:
     assert len(provider.made) - before == 1
 
 
+@pytest.mark.slow
 async def test_a_grading_that_takes_too_long_gives_no_reward_and_its_sandbox_back(provider: Watched) -> None:
     task = the_task(setup=["sleep 60"])
     with pytest.raises(SandboxFailed, match=r"grading\.timeout_s"):

@@ -135,6 +135,7 @@ def test_hidden_tests_may_be_a_package_with_helpers(place: Path) -> None:
     assert run_tests(place, "unittest", "hidden.test_it.T.test_a")[2] == 0
 
 
+@pytest.mark.slow
 def test_pytest_tells_by_id(place: Path) -> None:
     (place / "tests/test_it.py").write_text(PYTEST)
     wanted = {

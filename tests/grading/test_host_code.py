@@ -190,6 +190,7 @@ SCHEMA = {
 }
 
 
+@pytest.mark.slow
 async def test_an_answer_fits_its_schema_or_is_0_with_the_reason() -> None:
     task = the_task("json_schema", schema=SCHEMA)
     assert (await grader(None).grade(task, Work(answer=' {"n": 3} '))).reward == 1.0

@@ -406,6 +406,7 @@ def test_the_work_ends_nothing_by_what_it_kept_of_a_test(liars: Liars) -> None:
     assert caught.group_contains(RuntimeError, match="CancelledError")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("waits", [lambda it: asyncio.wait_for(it, 0.4), lambda it: in_time(it, 0.4)])
 def test_a_tests_time_outs_bind_the_work(liars: Liars, waits: Any) -> None:
     """The event loop stands still while it waits for the work."""

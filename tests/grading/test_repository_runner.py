@@ -144,6 +144,7 @@ def test_work_that_breaks_a_test_which_passed_before_does_not_pass(python: Path,
     assert [one["id"] for one in verdict.detail["failed"]] == ["tests/test_total.py::test_total"]
 
 
+@pytest.mark.slow
 def test_hidden_files_are_laid_over_the_tree_and_cut_ids_stand_for_all_that_begin_so(
     python: Path, tmp_path: Path
 ) -> None:
@@ -202,6 +203,7 @@ def test_a_file_that_nobody_has_is_a_fault_of_the_task(python: Path, tmp_path: P
     assert verdict.fault == "tests/test_none.py: neither the repository nor the hidden tests have this file"
 
 
+@pytest.mark.slow
 def test_a_suite_that_hangs_fails(python: Path, tmp_path: Path) -> None:
     suite = Suite(LEDGER, LEDGER_MUST_PASS, (), timeout_s=3)
     hangs = {"src/ledger/money.py": "import time\n\ndef shown(cents):\n    time.sleep(60)\n"}

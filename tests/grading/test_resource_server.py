@@ -206,6 +206,7 @@ async def test_a_server_whose_tools_come_over_mcp_gives_no_reward(server: NemoSe
     assert (await graded(task)).reward == 1.0
 
 
+@pytest.mark.slow
 async def test_an_episode_has_the_servers_reward_and_none_where_the_server_fails(
     server: NemoServer, task: Task, tmp_path: Path
 ) -> None:

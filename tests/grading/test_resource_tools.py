@@ -85,6 +85,7 @@ async def idle(agent: WorldAgent) -> None:
     await agent.submit("6")
 
 
+@pytest.mark.slow
 async def test_calls_change_the_session_in_which_the_work_is_verified(server: Counters, tmp_path: Path) -> None:
     async with world_server(source_of(server, tmp_path), SETTINGS) as played:
         ended = [await played.play(agent) for agent in (solve, idle)]
@@ -113,6 +114,7 @@ async def test_what_a_tool_answers_is_told_whatever_its_status(server: Counters,
         assert (await played.play(agent)).reward == 1.0
 
 
+@pytest.mark.slow
 async def test_a_call_that_takes_too_long_ends_alone(server: Counters, tmp_path: Path) -> None:
     server.tools["get_counter_value"] = lambda session, arguments: Verdict(hangs=True)
 
@@ -125,6 +127,7 @@ async def test_a_call_that_takes_too_long_ends_alone(server: Counters, tmp_path:
         assert episode.reward == 1.0, episode.error
 
 
+@pytest.mark.slow
 async def test_an_episode_has_so_many_bytes_of_calls_and_what_it_did_before_is_verified(
     server: Counters, tmp_path: Path
 ) -> None:

@@ -119,6 +119,7 @@ async def both(
     return found["here"], found["naively"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "attack",
     [
@@ -140,6 +141,7 @@ async def test_an_attack_earns_nothing_here_and_1_of_a_naive_grader(
         assert grade.reward == 0.0, grade.detail
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", GOLD)
 async def test_a_solution_earns_1_of_both_and_nothing_earns_0(
     provider: Watched, kind: Kind, naive_pytest: Mount, backends: Backends

@@ -152,6 +152,7 @@ async def test_time_that_swebench_takes_is_not_the_works(provider: Watched, star
     assert provider.left == 0
 
 
+@pytest.mark.slow
 @IN_ONE_KIND
 async def test_what_ends_the_untouched_task_is_not_the_works_doing(
     provider: Watched, starts: Path, monkeypatch: pytest.MonkeyPatch
@@ -211,6 +212,7 @@ async def test_work_whose_log_stalls_the_package_scores_0_and_holds_up_no_other(
     assert len(pids(starts)) == 2
 
 
+@pytest.mark.slow
 @IN_ONE_KIND
 async def test_the_untouched_task_is_judged_once_for_all_works_that_keep_their_tests_from_a_result(
     provider: Watched, starts: Path
@@ -459,6 +461,7 @@ async def test_a_request_is_written_out_where_it_holds_up_no_other_episode(start
     assert threading.get_ident() not in threads
 
 
+@pytest.mark.slow
 async def test_a_process_that_does_not_start_in_time_is_ended(starts: Path) -> None:
     slow = starts.with_name("slow-python")
     slow.write_text(f"#!/bin/sh\necho $$ > {starts}\nexec sleep 600\n")
@@ -480,6 +483,7 @@ async def test_of_a_log_that_is_too_long_the_middle_is_left_out(provider: Watche
     assert noisy.reward == 1.0  # the results come last
 
 
+@pytest.mark.slow
 async def test_a_call_that_is_cancelled_leaves_no_answer_for_the_next_one(starts: Path) -> None:
     worker = packages(python(starts, "hangs"))
     with anyio.move_on_after(1):

@@ -80,6 +80,7 @@ def test_validation_sees_where_a_command_starts_the_work(name: str, text: str, l
     assert runs_the_work(tests.model_copy(update={"trust": "in_process"}), {name: text.encode()}) == []
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 async def test_hidden_tests_that_start_a_program_themselves_fail_and_say_why(provider: Watched) -> None:
     hidden = (
@@ -95,6 +96,7 @@ async def test_hidden_tests_that_start_a_program_themselves_fail_and_say_why(pro
     assert (trusted.reward, trusted.detail["tests"]["trust"]) == (1.0, "in_process")
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 async def test_an_image_without_the_helper_says_that_such_tests_need_the_word(
     provider: Watched, monkeypatch: pytest.MonkeyPatch

@@ -209,6 +209,7 @@ async def test_a_record_that_cannot_be_encoded_is_refused_and_harms_nothing(tmp_
     await journal.close()
 
 
+@pytest.mark.slow
 async def test_a_second_writer_is_refused_with_the_directory_and_the_pid_of_the_first(tmp_path: Path) -> None:
     journal = await FileJournal.open(tmp_path, small())
     with pytest.raises(StartupError) as refusal:

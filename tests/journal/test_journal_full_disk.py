@@ -272,6 +272,7 @@ async def test_the_lock_of_a_full_disk_keeps_a_second_server_out(disk: Path) -> 
     await journal.close()
 
 
+@pytest.mark.slow
 async def test_a_writer_that_is_stopped_for_a_while_loses_nothing(tmp_path: Path) -> None:
     """SIGSTOP between any two steps, often; a full disk beside it."""
     with tmpfs(tmp_path / "disk", "size=4m") as disk:

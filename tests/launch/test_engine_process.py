@@ -108,6 +108,7 @@ async def test_its_log_is_ours_with_its_name_and_without_what_a_terminal_obeys(
     assert process.last_lines == ["loading \\u202eweights\\x07"]
 
 
+@pytest.mark.slow
 async def test_a_killed_engine_is_started_again_and_both_are_told(toy: Toy) -> None:
     toy.behave("children")
     toy.behave("orphan")
@@ -163,6 +164,7 @@ async def test_an_engine_that_flaps_is_given_up_with_its_last_lines(toy: Toy) ->
         assert toy.left() == []
 
 
+@pytest.mark.slow
 async def test_a_restart_that_fails_once_is_tried_again(toy: Toy) -> None:
     told = Told()
     async with started(toy, told, backoff_start_s=0.3) as process:
@@ -216,6 +218,7 @@ async def test_sglang_without_its_package_for_metrics_says_how_to_do_without(toy
             pass
 
 
+@pytest.mark.slow
 async def test_an_engine_that_never_becomes_ready_is_killed_in_time(toy: Toy) -> None:
     toy.behave("never_ready")
     toy.behave("children")
@@ -268,6 +271,7 @@ async def test_a_port_that_is_taken_is_named_and_its_owner_is_not_taken_for_the_
     assert toy.starts == []
 
 
+@pytest.mark.slow
 async def test_nobody_else_gets_the_port_while_the_engine_loads(toy: Toy) -> None:
     toy.behave("slow_s", "1")
     process = EngineProcess(engine_settings(), toy.launch(), toy.folder)

@@ -95,6 +95,7 @@ async def test_a_call_in_flight_fails_when_the_process_ends(toy: Toy, tiny_model
             await waiting
 
 
+@pytest.mark.slow
 async def test_weights_that_a_restart_lost_are_not_replaced_in_silence(toy: Toy, tiny_model: Path) -> None:
     async with launched(toy, tiny_model) as engine:
         await engine.update_weights("/weights/2", "v2")
@@ -115,6 +116,7 @@ async def test_weights_that_a_restart_lost_are_not_replaced_in_silence(toy: Toy,
         assert (await engine.state()).ok
 
 
+@pytest.mark.slow
 async def test_a_pause_outlives_a_restart(toy: Toy, tiny_model: Path) -> None:
     async with launched(toy, tiny_model) as engine:
         await engine.pause("retract")

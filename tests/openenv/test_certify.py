@@ -415,6 +415,7 @@ def test_a_task_that_takes_too_long_is_an_error_and_no_verdict_on_it(tmp_path: P
     assert oracle["evidence"] == ["repair: not done within the 3 s of a task (--timeout)"]
 
 
+@pytest.mark.slow
 def test_a_set_up_that_fails_fails_its_checks_with_its_output(tmp_path: Path) -> None:
     done = certified(written(tmp_path, {**REPAIR, "setup": ["echo no such part; exit 3"]}))
     assert "no such part" in failure(done, CheckId.ORACLE)

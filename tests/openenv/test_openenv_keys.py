@@ -51,6 +51,7 @@ async def test_a_socket_takes_the_key_as_a_bearer_too(door: Door, path: str) -> 
         pass
 
 
+@pytest.mark.slow
 async def test_the_published_clients_raise(door: Door) -> None:
     url = f"{door.url}/k/{WRONG}"
     with pytest.raises(ConnectionError, match="403"):

@@ -176,6 +176,7 @@ async def test_a_client_that_vanishes_in_mid_call_takes_the_running_command_with
     await until_sleeping(seconds, False)
 
 
+@pytest.mark.slow
 async def test_a_standard_client_at_the_bare_address_plays_a_task_of_its_own(sandboxed: Door) -> None:
     url = f"{base_url(sandboxed)}/mcp"
     async with streamable_http_client(url) as streams, ClientSession(streams[0], streams[1]) as session:
@@ -194,6 +195,7 @@ async def test_a_standard_client_at_the_bare_address_plays_a_task_of_its_own(san
     assert await ended(sandboxed, newest["episode_id"]) == "completed"
 
 
+@pytest.mark.slow
 @one_process
 async def test_two_sessions_have_an_episode_each_and_one_too_many_is_told_so(sandboxed: Door) -> None:
     async with httpx.AsyncClient(base_url=base_url(sandboxed), timeout=REPLY_S) as http:

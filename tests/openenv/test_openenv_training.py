@@ -52,6 +52,7 @@ async def test_a_launched_agent_is_played_by_its_pending_calls(server: TrainerSe
         assert "pending" not in data["observation"]
 
 
+@pytest.mark.slow
 async def test_a_text_completes_a_call_too(server: TrainerServer) -> None:
     async with wired(door(server)) as wire:
         await wire.reset(agent="plain-loop")

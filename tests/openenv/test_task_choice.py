@@ -137,6 +137,7 @@ def test_the_generator_of_a_seed_is_gymnasium_s() -> None:
         assert generator_of(seed).integers(2**62, size=4).tolist() == theirs.integers(2**62, size=4).tolist()
 
 
+@pytest.mark.slow
 async def test_a_server_without_tasks_says_what_to_do(
     open_door: OpenDoor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -80,6 +80,7 @@ async def test_tools_with_their_schemas_hints_content_and_progress_pass_through(
         assert "burn" in failed.text
 
 
+@pytest.mark.slow
 async def test_only_allowed_tools_are_there() -> None:
     async with mounting(shelf(allow=["burn"])).episode() as episode:
         assert episode.names == ["submit", "burn"]
@@ -174,6 +175,7 @@ async def test_a_call_that_hangs_is_stopped_in_its_time_and_the_next_is_answered
         assert (await episode("echo", text="hello")).text == "hello"
 
 
+@pytest.mark.slow
 async def test_a_server_that_reads_no_more_holds_up_nothing() -> None:
     with anyio.fail_after(10):
         async with mounting(rogue(timeout_s=0.3)).episode() as episode:
@@ -258,6 +260,7 @@ async def test_a_server_that_cannot_start_fails_its_task_or_the_start_of_the_ser
     assert at_start.value.message.startswith("the settings: MCP server")
 
 
+@pytest.mark.slow
 async def test_a_server_without_a_time_of_its_own_has_that_of_the_settings_to_start() -> None:
     server = OwnServer(servers=[rogue("silent")], mount_start_timeout_s=0.5, mount_grace_s=0.3)
     with pytest.raises(StartupError, match=r"did not name its tools within 0\.5 s"):
@@ -310,6 +313,7 @@ async def test_a_shared_server_is_one_for_all_and_survives_its_own_death(tmp_pat
     await wait_until(lambda: not any(alive(int(pid)) for pid in pids.read_text().split()))
 
 
+@pytest.mark.slow
 async def test_a_shared_server_that_may_not_be_restarted_fails_later_episodes() -> None:
     server = OwnServer(servers=[rogue(scope="shared", restart=False, start_timeout_s=2)], mount_grace_s=0.3)
     async with server.catalog:

@@ -60,6 +60,7 @@ async def test_a_sandbox_function_runs_in_the_work_folder_and_sees_nothing_of_th
     assert result.structured == {"the": 3}
 
 
+@pytest.mark.slow
 async def test_what_comes_out_of_the_sandbox(tmp_path: Path, sandbox: SubprocessSandbox) -> None:
     server = OwnServer(functions=functions(tool_file(tmp_path, TOOLS), "act", "slowly"), own_max_result_bytes=4096)
     async with server.episode(sandbox=sandbox) as episode:

@@ -221,6 +221,7 @@ def test_only_whole_texts_that_a_template_asks_alike_share_a_trace(made: Make) -
     assert "starts" in questions
 
 
+@pytest.mark.slow
 def test_what_is_noted_is_bounded(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bridge_traces, "MOST_SHAPES", 3)
     monkeypatch.setattr(bridge_traces, "MOST_VARIANTS", 2)
@@ -241,6 +242,7 @@ def test_what_is_noted_is_bounded(tiny_model: Path, tmp_path: Path, monkeypatch:
                 assert all(len(one) <= 1 for one in texts)
 
 
+@pytest.mark.slow
 def test_a_date_behind_the_reply_is_written_anew(tiny_model: Path, tmp_path: Path, taken: Counter[bool]) -> None:
     template = HERMES.replace(
         "{%- if add_generation_prompt %}", "{{- strftime_now('%f') }}{%- if add_generation_prompt %}"

@@ -117,6 +117,7 @@ def test_a_prompt_that_opens_thinking(folder: Folder) -> None:
     assert context(subject, "Hm.\n</think>\n\nYes.<|endoftext|>", USER_GO) == f"<|im_end|>\n{GO}<think>\n"
 
 
+@pytest.mark.slow
 def test_an_end_token_that_only_the_generation_config_knows(folder: Folder) -> None:
     """The id is an ordinary token, or the tokenizer does not know it at all."""
     plain = 65
@@ -144,6 +145,7 @@ def test_a_call_tag_that_length_cut_is_not_taken_for_the_close(qwen: Renderer) -
     assert text == f"<|im_end|>\n{RESULT}"
 
 
+@pytest.mark.slow
 def test_a_call_tag_that_is_an_end_token_is_closed_too(folder: Folder) -> None:
     subject = create_renderer(folder(QWEN3, ["<|im_end|>", "</tool_call>", "<tool_call>"]), RenderingSettings())
     assert context(subject, CALL, TOOL_OUT) == f"<|im_end|>\n{RESULT}"

@@ -50,6 +50,7 @@ def test_the_ids_are_the_tokenizers(tiny_model: Path, name: str, text: str) -> N
     assert ids.tolist() == tokenizer.encode(text, add_special_tokens=False).ids
 
 
+@pytest.mark.slow
 @EXAMPLES
 @given(text=TEXTS, order=st.randoms(use_true_random=False))
 def test_ids_need_not_be_in_the_order_of_the_merges(tiny_model: Path, text: str, order: Any) -> None:

@@ -117,6 +117,7 @@ def test_a_stand_in_is_free_as_character_and_as_escape(monkeypatch: pytest.Monke
     assert next(free_characters(text)) == free[0]
 
 
+@pytest.mark.slow
 def test_half_a_surrogate_pair_is_replaced_whatever_the_slices(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

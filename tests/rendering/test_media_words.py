@@ -62,6 +62,7 @@ def test_the_words_of_the_template_are_taken(renderer: Callable[[str], TemplateR
     assert "see <reminder>You are unable to process this image because" in made.decode(rendered.ids)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in TEMPLATES if name != "words"])
 def test_a_template_without_a_sentence_has_no_words(
     renderer: Callable[[str], TemplateRenderer], name: str

@@ -79,6 +79,7 @@ def test_a_dialogue_in_another_form_is_played(
     play(folder, says)
 
 
+@pytest.mark.slow
 def test_a_dialogue_is_played_whose_roles_are_tokens(folders: dict[str, Path]) -> None:
     play(folders["role_stop"], "I look.")
 
@@ -108,6 +109,7 @@ def play(folder: Path, says: str) -> None:
     assert reply.message.content == "Done."
 
 
+@pytest.mark.slow
 def test_a_template_without_calls_is_refused_by_name(tiny_model: Path, tmp_path: Path) -> None:
     folder = make_folder(tiny_model, tmp_path / "model", LLAMA, added=LLAMA_TOKENS, eos="<|eot_id|>")
     vocabulary = load_vocabulary(folder)

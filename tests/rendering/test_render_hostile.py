@@ -151,6 +151,7 @@ def test_text_that_no_tokenizer_takes_is_replaced(renderer: Make) -> None:
     assert "a\ufffdb<|im_end|>" in renderer("tiny").decode(rendered)
 
 
+@pytest.mark.slow
 def test_text_that_normalises_into_a_token_makes_no_control_token(tiny_model: Path, tmp_path: Path) -> None:
     """NFKC turns full-width letters into ASCII; a token matched after normalisation would be found."""
     folder = make_folder(tiny_model, tmp_path / "nfkc", (tiny_model / "chat_template.jinja").read_text())
@@ -237,6 +238,7 @@ def test_the_ids_of_a_prompt_are_plain_int32(renderer: Make) -> None:
     assert renderer("tiny").render([Message("user", "<|im_end|>")], []).ids.dtype == np.int32
 
 
+@pytest.mark.slow
 def test_control_text_that_a_template_writes_by_pythons_repr_is_in_the_prompt(
     tiny_model: Path, tmp_path: Path
 ) -> None:

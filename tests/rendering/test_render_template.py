@@ -236,6 +236,7 @@ def test_the_template_policy_breaks_where_the_stock_template_drops_thinking(rend
     assert keep.template_hash != subject.template_hash
 
 
+@pytest.mark.slow
 def test_reasoning_goes_where_the_template_reads_it(tiny_model: Path, tmp_path: Path) -> None:
     template = (tiny_model / "chat_template.jinja").read_text().replace("reasoning_content", "thinking")
     built = create_renderer(make_folder(tiny_model, tmp_path / "model", template), RenderingSettings())
@@ -322,6 +323,7 @@ def test_a_bridge_does_not_pay_for_tools_that_its_text_does_not_depend_on(render
     assert bridged(subject, end, [USER], ()) == bridged(subject, end, [USER], (BASH,))
 
 
+@pytest.mark.slow
 def test_template_options_and_bos_are_the_templates_own(renderer: Make) -> None:
     off = renderer("qwen3", template_kwargs={"enable_thinking": False})
     assert off.decode(off.render([USER], []).ids).endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")

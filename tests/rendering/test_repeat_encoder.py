@@ -161,6 +161,7 @@ except RuntimeError:
 """
 
 
+@pytest.mark.slow
 def test_a_text_is_encoded_where_no_thread_can_be_started_any_more(tiny_model: Path) -> None:
     file = str(tiny_model / "tokenizer.json")
     # The library's threads have stacks of their own size.
@@ -200,6 +201,7 @@ def test_a_text_with_repeats_that_fits_is_never_taken_for_too_long(
     assert floor.over(text, len(tokenizer.encode(text, add_special_tokens=False).ids)) is None
 
 
+@pytest.mark.slow
 def test_megabytes_of_spaces_are_encoded_where_they_fit_and_counted_where_they_do_not(tiny_model: Path) -> None:
     encoder = TextEncoder(load_vocabulary(tiny_model))
     text = f"<|im_start|>user\n{' ' * 3_000_000}x"
@@ -211,6 +213,7 @@ def test_megabytes_of_spaces_are_encoded_where_they_fit_and_counted_where_they_d
     assert refused.value.tokens > 1_000
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 async def test_a_text_whose_caller_went_away_is_not_read_to_its_end(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch

@@ -58,6 +58,7 @@ def test_bytes_of_any_path_are_what_the_detokenizer_gives(
     assert TokenText(table).special(ids) == [index in table.control for index in ids.tolist()]
 
 
+@pytest.mark.slow
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.text("ab é🦉", max_size=60), st.text("ab é🦉", min_size=1, max_size=3), st.integers(-1, 40))
 def test_found_tokens_hold_the_text_and_no_place_is_missed(

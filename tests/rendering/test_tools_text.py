@@ -69,6 +69,7 @@ def test_calls_and_results_stay_on_one_path(folder: Path, call_format: str) -> N
     assert "file.txt" in renderer.decode(again.ids)
 
 
+@pytest.mark.slow
 def test_without_tools_nothing_is_added(folder: Path) -> None:
     messages = [Message("user", "Go.")]
     plain = create_renderer(folder, RenderingSettings()).render(messages, [])
@@ -77,6 +78,7 @@ def test_without_tools_nothing_is_added(folder: Path) -> None:
     assert shown.rewritten == frozenset()
 
 
+@pytest.mark.slow
 def test_control_text_in_a_tool_stays_text(folder: Path) -> None:
     function = {
         "name": "bash",
@@ -91,6 +93,7 @@ def test_control_text_in_a_tool_stays_text(folder: Path) -> None:
     assert ends[0] == ends[1]
 
 
+@pytest.mark.slow
 def test_the_text_is_part_of_the_fingerprint_and_a_wrong_one_is_told(folder: Path) -> None:
     other = create_renderer(folder, RenderingSettings(tools_text=f"{TOOLS_TEXT}!", call_format="hermes"))
     assert shown_with(folder, "hermes").template_hash != other.template_hash

@@ -78,6 +78,7 @@ async def test_its_modules_are_compiled_are_never_compared_with_their_sources_an
     assert not [name for name in ("test", "idlelib", "tkinter", "site-packages") if (stdlib / name).exists()]
 
 
+@pytest.mark.slow
 async def test_one_is_made_for_all_who_ask_at_once_and_is_found_again(tmp_path: Path) -> None:
     store = RuntimeStore(InstallFolder(tmp_path), 600)
     assert not await store.installed()

@@ -231,6 +231,7 @@ async def test_a_rootless_engine_is_known_for_the_uids_and_the_bounds_that_it_la
         made.close()
 
 
+@pytest.mark.slow
 async def test_something_else_at_the_address_is_no_engine(run_dir: Path) -> None:
     for reply, kind in ((b"<html>hello</html>", "text/html"), (b"[]", "application/json"), (b"", "text/plain")):
         with engine(reply, kind) as address:

@@ -31,6 +31,7 @@ def test_processes_that_are_made_while_their_session_is_killed_are_killed_too() 
             assert alive_in(leader.pid) == []
 
 
+@pytest.mark.slow
 def test_a_session_that_does_not_go_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     with subprocess.Popen(["sleep", "600"], start_new_session=True) as leader:
         with monkeypatch.context() as stuck:

@@ -40,6 +40,7 @@ def test_an_image_that_is_not_there_is_told() -> None:
     assert "Docker has no image turnstile-test:nothing; fetch or build it first" in done.stderr
 
 
+@pytest.mark.slow
 def test_the_runtime_is_prepared_by_command() -> None:
     command = [TURNSTILE, "agents", "install", "--runtime"]
     first = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -49,6 +50,7 @@ def test_the_runtime_is_prepared_by_command() -> None:
     assert "plain-loop" not in again.stdout
 
 
+@pytest.mark.slow
 def test_where_it_cannot_be_made_the_command_says_so_and_fails() -> None:
     env = {**os.environ, "TURNSTILE_AGENTS__INSTALL_DIR": "/dev/null/agents"}
     command = [TURNSTILE, "agents", "install", "--runtime"]

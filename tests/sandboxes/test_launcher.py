@@ -161,6 +161,7 @@ print(launch.launch(["true"], stdio=(0, 1, 2)).wait()["exit_code"])
     assert done.stdout.endswith(b"\n0\n"), done
 
 
+@pytest.mark.slow
 async def test_what_runs_as_the_work_after_a_command_is_not_swept_with_it(sandbox: HelperSandbox) -> None:
     after = Command(("python3", "-c", "print('done')"), user=User.WORK, timeout_s=60)
     for _ in range(10):

@@ -64,6 +64,7 @@ async def test_without_bubblewrap_local_sandboxes_are_refused_at_start(
         await LocalProvider(sandbox_settings, run_dir).start(agents, tasks)
 
 
+@pytest.mark.slow
 async def test_a_bubblewrap_that_does_not_work_is_refused_with_what_it_said(
     run_dir: Path,
     sandbox_settings: SandboxSettings,
@@ -408,6 +409,7 @@ def test_processes_that_are_made_while_the_marked_ones_are_killed_are_killed_too
             assert of_mark(name) == []
 
 
+@pytest.mark.slow
 def test_a_marked_process_that_does_not_go_is_told_in_the_end(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

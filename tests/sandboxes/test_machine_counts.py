@@ -162,6 +162,7 @@ async def test_descriptors_under_way_between_processes_stop_no_other_sandbox(
     assert launched.stdout == b"0\n", launched
 
 
+@pytest.mark.slow
 async def test_a_compartment_is_made_whatever_number_of_descriptors_is_under_way(
     provider: SandboxProvider,
 ) -> None:
@@ -233,6 +234,7 @@ def pages_in_sockets() -> int:
     return sum(int(words[words.index("mem") + 1]) for words in lines if words[0] in ("TCP:", "UDP:"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", LOCAL, indirect=True, ids=lambda each: each.name)
 async def test_what_sockets_hold_is_bounded_too(provider: SandboxProvider, sandbox: HelperSandbox) -> None:
     """Control groups of version 1 do not count it to a group's memory, and runc does not bound it there."""

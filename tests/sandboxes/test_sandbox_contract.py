@@ -315,6 +315,7 @@ async def test_a_request_that_the_helper_cannot_serve_disturbs_no_other(sandbox:
     assert (await running.wait()).stdout == b"whole\n"
 
 
+@pytest.mark.slow
 async def test_the_bounds_on_memory_processes_and_disk_hold(
     sandbox: HelperSandbox, backend: Backend, provider: SandboxProvider
 ) -> None:

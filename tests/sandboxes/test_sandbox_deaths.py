@@ -125,6 +125,7 @@ class TestLocally:
             await sandbox.exec(Command(("python3", "-c", _HIDDEN_MEMORY), timeout_s=60))
         assert failed.value.death is SandboxDeath.MEMORY
 
+    @pytest.mark.slow
     async def test_a_helper_that_is_stopped_was_stopped_from_outside(
         self, provider: SandboxProvider, run_dir: Path
     ) -> None:

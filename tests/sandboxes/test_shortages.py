@@ -82,6 +82,7 @@ async def test_a_folder_that_is_gone_or_out_of_reach_is_let_be(tmp_path: Path) -
         await remove_folder(tmp_path / "file")
 
 
+@pytest.mark.slow
 @SHORTAGES
 async def test_a_sandbox_that_cannot_be_made_leaves_nothing(
     shortage: Shortage, provider: SandboxProvider, run_dir: Path
@@ -105,6 +106,7 @@ async def test_a_sandbox_that_cannot_be_made_leaves_nothing(
     await (await provider.create(SPEC)).destroy()
 
 
+@pytest.mark.slow
 @SHORTAGES
 async def test_a_sandbox_that_is_destroyed_meanwhile_leaves_nothing(
     shortage: Shortage, provider: SandboxProvider, sandbox: HelperSandbox, run_dir: Path

@@ -88,6 +88,7 @@ def install_under(folder: Path, options: str, *names: str) -> subprocess.Complet
     )
 
 
+@pytest.mark.slow
 def test_agents_are_not_installed_where_nothing_can_be_run(tmp_path: Path) -> None:
     done = install_under(tmp_path, "noexec", "claude-code")
     assert done.returncode == 1

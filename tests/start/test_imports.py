@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 
 def run(program: str) -> str:
     done = subprocess.run(
@@ -14,6 +16,7 @@ def run(program: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.slow
 def test_the_listeners_open_before_anything_heavy_is_imported() -> None:
     program = """
 import sys, turnstile_server.commands.serve
@@ -23,6 +26,7 @@ print(sorted({"torch", "transformers", "tokenizers", "mcp", "fastapi", "docker",
     assert run(program) == "[]"
 
 
+@pytest.mark.slow
 def test_a_start_without_a_model_imports_no_library_of_models() -> None:
     program = """
 import sys, turnstile_server.app

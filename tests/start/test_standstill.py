@@ -94,6 +94,7 @@ def test_a_server_that_was_stopped_for_longer_goes_on(tiny_model: Path, tmp_path
         assert process.wait(END_S) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit_s", [0.2, 0])
 def test_it_is_called_once_after_the_limit_or_never(limit_s: float) -> None:
     called: list[float] = []
@@ -108,6 +109,7 @@ def test_it_is_called_once_after_the_limit_or_never(limit_s: float) -> None:
     assert "standstill" not in {thread.name for thread in threading.enumerate()}
 
 
+@pytest.mark.slow
 def test_a_loop_that_runs_is_left_alone_however_long() -> None:
     called: list[int] = []
 

@@ -106,6 +106,7 @@ def validated(source: str, **environment: str) -> tuple[int, str]:
     return done.exit_code, done.output
 
 
+@pytest.mark.slow
 def test_works_on_another_scale_are_sound_with_the_options(tmp_path: Path) -> None:
     (tmp_path / "points.py").write_text("def of(answer, **_):\n    return 2.5 if answer == 'right' else -1.0\n")
     grading = {"points": {"grader": "function", "target": "points.py:of"}}

@@ -244,6 +244,7 @@ def paged() -> Iterator[tuple[str, list[dict[str, Any]]]]:
             thread.join()
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 async def test_it_says_to_an_mcp_server_what_the_mcp_package_says() -> None:
     with paged() as (url, theirs):

@@ -256,6 +256,7 @@ async def test_an_episode_that_ends_mid_session_is_gone_for_its_client(
     assert (await _post(stage.tool_url(episode), {"x-api-key": episode.key})).status_code == 410
 
 
+@pytest.mark.slow
 @ERAS
 async def test_the_end_of_an_episode_stops_its_calls_and_releases_its_sessions(
     stage: McpStage, episode: PlayedEpisode, sandbox: SubprocessSandbox, mode: str
@@ -432,6 +433,7 @@ async def test_a_session_that_is_idle_too_long_is_closed(tmp_path: Path) -> None
             assert (await http.post("", json=request("ping"), headers=headers)).status_code == 404
 
 
+@pytest.mark.slow
 async def test_more_requests_at_once_than_allowed_are_429(tmp_path: Path, sandbox: SubprocessSandbox) -> None:
     async with mcp_stage(tmp_path, max_requests_per_episode=1) as stage:
         episode = stage.episodes.begin("e1", sandbox)

@@ -125,6 +125,7 @@ async def test_calls_run_at_the_same_time(stage: McpStage, episode: PlayedEpisod
     assert sorted(texts) == ["gone\n[exit status 0]", "waited\n[exit status 0]"]
 
 
+@pytest.mark.slow
 async def test_a_response_that_the_server_closes_early_is_fetched(
     tmp_path: Path, sandbox: SubprocessSandbox
 ) -> None:
@@ -144,6 +145,7 @@ async def test_the_session_is_closed_when_the_client_goes(stage: McpStage, episo
     await wait_until(lambda: stage.endpoint.sessions_open == 0)
 
 
+@pytest.mark.slow
 async def test_requests_before_the_end_of_the_input_are_answered(stage: McpStage, episode: PlayedEpisode) -> None:
     client = {"name": "test", "version": "1"}
     opening = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": client}
@@ -160,6 +162,7 @@ async def test_requests_before_the_end_of_the_input_are_answered(stage: McpStage
     assert (called["id"], called["result"]["content"][0]["text"]) == ("b", "late\n[exit status 0]")
 
 
+@pytest.mark.slow
 async def test_what_is_no_message_is_an_error_and_stops_nothing(stage: McpStage, episode: PlayedEpisode) -> None:
     listing = {"jsonrpc": "2.0", "id": 3, "method": "tools/list"}
     answers = await replies_to(
@@ -306,6 +309,7 @@ async def test_a_task_becomes_an_episode_that_ends_with_the_input(
     assert (ended["status"], ended["reward"]) == (status, reward), ended
 
 
+@pytest.mark.slow
 async def test_a_task_on_a_server_that_is_not_there_says_so() -> None:
     command = (*COMMAND, "--task", "answer", "--url", "http://127.0.0.1:1")
     done = await anyio.run_process(command, env=environment(), check=False, stdin=subprocess.DEVNULL)

@@ -201,6 +201,7 @@ async def test_its_exit_code_says_when_the_tools_are_gone(play: Player) -> None:
     assert "no episode e2" in unknown.lines[-1]["message"]
 
 
+@pytest.mark.slow
 @pytest.mark.cases(6)
 @pytest.mark.parametrize(
     ("answer", "code", "calls"),

@@ -66,6 +66,7 @@ async def test_what_files_do_not_allow_is_told_to_the_model(sandbox: Sandbox) ->
         assert (await table("write_file", path=path, content="x")).is_error, path
 
 
+@pytest.mark.slow
 async def test_output_without_end_is_bounded_and_the_command_is_killed(sandbox: Sandbox) -> None:
     result = await Table(sandbox, max_output_chars=1000)("bash", command="echo BEGIN; yes", timeout_s=1)
     assert result.is_error
@@ -109,6 +110,7 @@ async def test_a_sandbox_that_died_is_told_and_the_door_goes_on(stage: McpStage,
         assert not (await client.call_tool("submit", {"answer": "still"})).is_error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["legacy", "2026-07-28"])
 async def test_a_client_that_asks_hears_the_latest_line_of_a_long_command(
     sandbox: Sandbox, tmp_path: Path, mode: str

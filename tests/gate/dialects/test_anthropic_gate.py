@@ -435,6 +435,7 @@ async def test_hostile_text_in_any_block_adds_no_control_token(stage: Stage, tin
     assert hostile == harmless
 
 
+@pytest.mark.slow
 async def test_no_anthropic_body_makes_the_gate_fail(tiny_model: Path, tmp_path: Path) -> None:
     pick = random.Random(5)
     valid = {key: VALID[key] for key in VALID if key != "output_config"}

@@ -198,6 +198,7 @@ def test_an_unstreamed_message_comes_back_as_itself(reader: Reader, reply: Messa
     assert law(reply, said(dumped(reader.whole(written(ANTHROPIC, reply)), dump))) in SAME
 
 
+@pytest.mark.slow
 @given(reply=replies(), dump=st.sampled_from(sorted(DUMPS)), piece=st.integers(1, 5), keepalives=st.booleans())
 def test_a_streamed_message_put_together_by_the_package_comes_back_as_itself(
     reader: Reader, reply: Message, dump: str, piece: int, keepalives: bool
@@ -206,6 +207,7 @@ def test_a_streamed_message_put_together_by_the_package_comes_back_as_itself(
     assert law(reply, said(dumped(message, dump))) in SAME
 
 
+@pytest.mark.slow
 @given(reply=replies(), piece=st.integers(1, 5), keepalives=st.booleans())
 def test_a_streamed_message_put_together_by_hand_is_the_unstreamed_one(
     reader: Reader, reply: Message, piece: int, keepalives: bool
@@ -215,6 +217,7 @@ def test_a_streamed_message_put_together_by_hand_is_the_unstreamed_one(
     assert law(reply, said(blocks)) in SAME
 
 
+@pytest.mark.slow
 @given(reply=replies(), stream=st.booleans())
 def test_a_client_that_did_not_ask_for_thinking_gets_none_and_keeps_the_law(
     reader: Reader, reply: Message, stream: bool

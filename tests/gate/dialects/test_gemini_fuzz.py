@@ -99,6 +99,7 @@ def test_a_body_that_was_valid_is_still_a_call_or_a_refusal(seed: int, change: A
         assert outcome(body, method, before) == outcome(body, method)
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 @pytest.mark.parametrize("seed", range(2))
 async def test_no_gemini_body_makes_the_gate_fail(tiny_model: Path, tmp_path: Path, seed: int) -> None:

@@ -192,6 +192,7 @@ async def test_the_one_model_is_listed_and_any_name_is_known(stage: Stage, versi
     assert "generateContent" in named.supported_actions
 
 
+@pytest.mark.slow
 async def test_chat_completions_keeps_its_list_of_models(stage: Stage) -> None:
     async with stage.agent(await stage.episode()) as agent:
         assert [model.object async for model in agent.models.list()] == ["model"]

@@ -193,6 +193,7 @@ async def test_the_tokens_of_an_input_are_counted_and_leave_no_trace(stage: Stag
 # Failures
 
 
+@pytest.mark.slow
 async def test_a_refusal_has_the_status_and_the_code_that_the_package_reads(stage: Stage) -> None:
     async with stage.agent(await stage.episode()) as agent:
         with pytest.raises(openai.BadRequestError, match="send the whole history") as raised:

@@ -272,6 +272,7 @@ def test_an_unstreamed_responses_reply_comes_back_as_itself(reader: Reader, repl
     assert law(reply, [DUMPS[dump](item) for item in reader.whole(reply)]) <= unchanged(reply)
 
 
+@pytest.mark.slow
 @given(
     reply=wire_replies(), dump=st.sampled_from(sorted(DUMPS)), piece=st.integers(1, 5), keepalives=st.booleans()
 )
@@ -282,6 +283,7 @@ def test_a_streamed_responses_reply_put_together_by_the_package_comes_back_as_it
     assert law(reply, [sent(item) for item in items]) <= unchanged(reply)
 
 
+@pytest.mark.slow
 @given(reply=wire_replies(), piece=st.integers(1, 5))
 def test_a_streamed_responses_reply_put_together_by_hand_comes_back_as_itself(
     reader: Reader, reply: Message, piece: int
@@ -290,6 +292,7 @@ def test_a_streamed_responses_reply_put_together_by_hand_comes_back_as_itself(
     assert law(reply, reader.summed(reply, piece)) <= unchanged(reply)
 
 
+@pytest.mark.slow
 @given(reply=wire_replies(), piece=st.integers(1, 5))
 def test_streamed_and_unstreamed_responses_are_the_same_items(reader: Reader, reply: Message, piece: int) -> None:
     assert [item.to_dict() for item in reader.whole(reply)] == reader.items_done(reply, piece)

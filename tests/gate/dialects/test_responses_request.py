@@ -374,12 +374,14 @@ _json = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(_json, st.dictionaries(st.sampled_from(sorted(VALID)), _json))
 def test_any_json_is_a_call_or_is_refused(value: Any, fields: Wire) -> None:
     assert parsed(json.dumps(value).encode())
     assert parsed(json.dumps({**VALID, **fields}).encode())
 
 
+@pytest.mark.slow
 def test_any_change_of_a_body_is_a_call_or_is_refused_also_with_a_known_history() -> None:
     pick = random.Random(5)
     before = ParseCache()
