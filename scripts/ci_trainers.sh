@@ -21,7 +21,7 @@ trainer() {
   export "TURNSTILE_${name^^}_PYTHON=$cache/$name/bin/python"
 }
 
-trainer verl python3.11
+trainer verl python3.11  # AReaL, too
 trainer skyrl python3.11
 # They ask for 3.12, for which the public index has torch with CUDA only; tests/trainers/skyrl_program.py says what of
 # it works on 3.11. pip, because uv cannot be told to take them.

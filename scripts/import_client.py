@@ -12,7 +12,8 @@ import sys
 import turnstile
 
 OF_EXTRAS = frozenset(
-    {"datasets", "gymnasium", "openenv", "pyarrow", "tensorboardX", "torch", "trl", "verifiers", "wandb"}
+    {"areal", "datasets", "gymnasium", "openenv", "pyarrow", "ray", "tensorboardX", "torch", "trl", "verifiers"}
+    | {"verl", "wandb"}
 )
 
 

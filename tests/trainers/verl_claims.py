@@ -186,7 +186,7 @@ def test_the_steps_are_those_of_the_weights_and_other_names_are_refused() -> Non
     (row,) = outputs_of(rollout(1.0, samples=(sample(trained=(True, True)),)))
     assert (row.extra_fields["min_global_steps"], row.extra_fields["max_global_steps"]) == (0, 1)
     odd = rollout(1.0, samples=(sample(weight_version_names=("run-7",)),))
-    with pytest.raises(ValueError, match=r"'run-7' have no global step.*update_weights"):
+    with pytest.raises(ValueError, match=r"'run-7' have no number.*update_weights"):
         outputs_of(odd)
     (row,) = outputs_of(odd, step_of=lambda name: int(name.removeprefix("run-")))
     assert row.extra_fields["max_global_steps"] == 7

@@ -6,13 +6,26 @@ tools wrote between two replies stays in the response, masked.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 
 import numpy as np
 
 from turnstile.models import Sample
 from turnstile.rollout import Rollout
+
+VersionNumber = Callable[[str], int]
+"""A trainer's number of the weights with this name."""
+
+
+def number_of(version: str) -> int:
+    """The name as a number, such as "7". Raises ValueError for a name that is none."""
+    if not (version.isascii() and version.isdecimal()):
+        raise ValueError(
+            f"the weights {version!r} have no number, which the trainer needs: give them its step as their "
+            "version (update_weights(path, str(step))), or say which number a name has (step_of, version_of)"
+        )
+    return int(version)
 
 
 def trained_rows(rollout: Rollout) -> list[Sample]:

@@ -8,6 +8,6 @@ trainers that tell those which rows are one rollout's; import it only in a train
 from __future__ import annotations
 
 from turnstile.exporters.verl.agent_loop import TurnstileAgentLoop, task_in
-from turnstile.exporters.verl.rows import RowTooLong, outputs_of, step_of, to_outputs
+from turnstile.exporters.verl.rows import RowTooLong, outputs_of, to_outputs
 
-__all__ = ["RowTooLong", "TurnstileAgentLoop", "outputs_of", "step_of", "task_in", "to_outputs"]
+__all__ = ["RowTooLong", "TurnstileAgentLoop", "outputs_of", "task_in", "to_outputs"]

@@ -21,7 +21,8 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase
 
 from turnstile import errors
 from turnstile.exporters.single_rollouts import SingleRollouts
-from turnstile.exporters.verl.rows import outputs_of, step_of
+from turnstile.exporters.trained_rows import number_of
+from turnstile.exporters.verl.rows import outputs_of
 from turnstile.rollout import TaskLike
 
 
@@ -52,7 +53,7 @@ class TurnstileAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl is not in
         return task_in(row)
 
     def step_of(self, version: str) -> int:
-        return step_of(version)
+        return number_of(version)
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> list[Any]:
         """The rollout's rows; ``[]``, which verl leaves out, where it has no reward.

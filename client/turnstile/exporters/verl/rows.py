@@ -10,36 +10,30 @@ which counts in its group's baseline.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
-from turnstile.exporters.trained_rows import main_last, response_start, trained_rows, version_spans
+from turnstile.exporters.trained_rows import (
+    VersionNumber,
+    main_last,
+    number_of,
+    response_start,
+    trained_rows,
+    version_spans,
+)
 from turnstile.groups import by_group
 from turnstile.models import Sample
 from turnstile.rollout import Rollout
-
-StepOf = Callable[[str], int]
-"""verl's global step of the weights with this name."""
 
 
 class RowTooLong(ValueError):
     """A row does not fit into ``rollout.prompt_length`` or ``rollout.response_length``."""
 
 
-def step_of(version: str) -> int:
-    """The name as a number, such as "7". Raises ValueError for a name that is none."""
-    if not (version.isascii() and version.isdecimal()):
-        raise ValueError(
-            f"the weights {version!r} have no global step, which verl needs of each row: give them the step as "
-            "their version (update_weights(path, str(global_steps))), or set step_of, from names to steps"
-        )
-    return int(version)
-
-
-def to_outputs(rollouts: Iterable[Rollout], *, step_of: StepOf = step_of) -> list[list[list[Any]]]:
+def to_outputs(rollouts: Iterable[Rollout], *, step_of: VersionNumber = number_of) -> list[list[list[Any]]]:
     """verl's rows by group, rollout and row. Ungraded rollouts, and groups without any other, are left out."""
     groups = [[outputs_of(rollout, step_of=step_of) for rollout in group] for group in by_group(rollouts).values()]
     kept = [[rows for rows in group if rows] for group in groups]
@@ -49,15 +43,15 @@ def to_outputs(rollouts: Iterable[Rollout], *, step_of: StepOf = step_of) -> lis
 def outputs_of(
     rollout: Rollout,
     *,
-    step_of: StepOf = step_of,
+    step_of: VersionNumber = number_of,
     step: int = 0,
     prompt_length: int | None = None,
     response_length: int | None = None,
 ) -> list[Any]:
     """The rows of one rollout, what trains none of it left out; ``[]`` without a reward.
 
-    ``step``: the global step of a row in which no weights of the policy sampled. Raises RowTooLong, and ValueError
-    for weights without a step.
+    ``step_of``: verl's global step of the weights with a name. ``step``: that of a row in which no weights of the
+    policy sampled. Raises RowTooLong, and ValueError for weights without a step.
     """
     if rollout.reward is None:
         return []
@@ -75,7 +69,7 @@ def outputs_of(
     return made
 
 
-def _row(rollout: Rollout, sample: Sample | None, step_of: StepOf, step: int) -> Any:
+def _row(rollout: Rollout, sample: Sample | None, step_of: VersionNumber, step: int) -> Any:
     fields: dict[str, Any] = {
         "prompt_ids": [0],
         "response_ids": [0],
