@@ -169,6 +169,29 @@ class AsyncEngineControl:
     async def _end_update(self, server: str | None) -> Engines:
         return await self._operations.on_servers(requests.end_update(self._slow_s), server)
 
+    async def begin_weights(
+        self, version: str, *, mode: PauseMode = "retract", server: str | None = None
+    ) -> Engines:
+        """The trainer gives the engines new weights by its own means from here on, until ``commit_weights`` or
+        ``abort_weights``: model calls wait, and none is sampled by a mixture.
+
+        ``mode`` as in ``update_weights``, but for ``in_place``. What an engine samples before the commit, because
+        the trainer resumed it, is of weights called ``unknown``. Raises InvalidRequest for an engine that cannot
+        (``EngineInfo.updates`` lacks ``trainer``), Conflict for a name that other weights had.
+        """
+        call = requests.begin_update(version, "trainer", mode, self._slow_s)
+        return await self._operations.on_servers(call, server)
+
+    async def commit_weights(self, *, server: str | None = None) -> Engines:
+        """The trainer's weights are on the engines: they are served, and waiting calls go on. An engine that says
+        that it has others is fenced. Raises EngineFailed where all do, Conflict without ``begin_weights``."""
+        return await self._end_update(server)
+
+    async def abort_weights(self, *, server: str | None = None) -> Engines:
+        """The trainer gives its update up. What it wrote is not known here, so the engines serve nothing until a
+        whole update comes. No-op where none is under way."""
+        return await self._operations.on_servers(requests.cancel_update(self._slow_s), server)
+
     async def join_weight_group(
         self,
         name: str,
@@ -342,6 +365,26 @@ class EngineControl:
             bucket_bytes=bucket_bytes,
             server=server,
         )
+
+    def begin_weights(self, version: str, *, mode: PauseMode = "retract", server: str | None = None) -> Engines:
+        """The trainer gives the engines new weights by its own means from here on, until ``commit_weights`` or
+        ``abort_weights``: model calls wait, and none is sampled by a mixture.
+
+        ``mode`` as in ``update_weights``, but for ``in_place``. What an engine samples before the commit, because
+        the trainer resumed it, is of weights called ``unknown``. Raises InvalidRequest for an engine that cannot
+        (``EngineInfo.updates`` lacks ``trainer``), Conflict for a name that other weights had.
+        """
+        return self._run(AsyncEngineControl.begin_weights, version, mode=mode, server=server)
+
+    def commit_weights(self, *, server: str | None = None) -> Engines:
+        """The trainer's weights are on the engines: they are served, and waiting calls go on. An engine that says
+        that it has others is fenced. Raises EngineFailed where all do, Conflict without ``begin_weights``."""
+        return self._run(AsyncEngineControl.commit_weights, server=server)
+
+    def abort_weights(self, *, server: str | None = None) -> Engines:
+        """The trainer gives its update up. What it wrote is not known here, so the engines serve nothing until a
+        whole update comes. No-op where none is under way."""
+        return self._run(AsyncEngineControl.abort_weights, server=server)
 
     def join_weight_group(
         self,

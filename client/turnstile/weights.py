@@ -12,18 +12,24 @@ import json
 import pickle
 import socket
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import wraps
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 from turnstile import errors
-from turnstile.models import TensorFormat, WeightBucketRequest
+from turnstile.models import PauseMode, TensorFormat, WeightBucketRequest
 
 if TYPE_CHECKING:
     import torch
+
+    from turnstile.sync import Client
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 BUCKET_BYTES: Final = 32 << 20
 """Bytes of tensors in one piece; a tensor that is larger is a piece of its own."""
@@ -39,6 +45,34 @@ SAFETENSORS_DTYPES: Final = {
 
 PICKLE_PROTOCOL: Final = 4
 """The newest that every Python of the last ten years reads."""
+
+
+def announced(
+    update: Callable[P, T], client: Client, version: Callable[P, str], *, mode: PauseMode = "retract"
+) -> Callable[P, T]:
+    """``update``, by which a trainer gives engines its weights, with Turnstile's servers told around each call:
+
+        actor.update_weights = announced(actor.update_weights, client, lambda meta: str(meta.version))
+
+    ``version``: the name of the new weights, from the arguments of the call. Model calls wait while it runs. Where
+    it fails the update is given up (``abort_weights``), and its error is raised.
+    """
+
+    @wraps(update)
+    def told(*args: P.args, **kwargs: P.kwargs) -> T:
+        client.begin_weights(version(*args, **kwargs), mode=mode)
+        try:
+            result = update(*args, **kwargs)
+        except BaseException as error:
+            try:
+                client.abort_weights()
+            except errors.TurnstileError as failure:
+                error.add_note(f"the servers could not be told: {failure}")
+            raise
+        client.commit_weights()
+        return result
+
+    return told
 
 
 def tensor_pieces(

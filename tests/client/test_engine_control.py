@@ -41,6 +41,13 @@ CALLS: list[tuple[Callable[[Client], object], str, Any]] = [
         "POST /engine/weights",
         {"path": "/folder", "version": "v2", "mode": "abort"},
     ),
+    (
+        lambda client: client.begin_weights("v2", mode="abort"),
+        "POST /engine/weights/begin",
+        {"version": "v2", "way": "trainer", "mode": "abort"},
+    ),
+    (lambda client: client.commit_weights(), "POST /engine/weights/end", {}),
+    (lambda client: client.abort_weights(), "POST /engine/weights/cancel", None),
     (lambda client: client.leave_weight_group("a/b"), "DELETE /engine/groups/a/b", None),
     (lambda client: client.load_adapter("sql", "/sql"), "POST /engine/adapters", {"name": "sql", "path": "/sql"}),
     (lambda client: client.unload_adapter("sql"), "DELETE /engine/adapters/sql", None),
@@ -137,6 +144,38 @@ def test_an_update_that_fails_in_the_middle_is_cancelled_at_the_server(stub: Eng
         client.update_weights_from_tensors(NAMED.items(), "v2")
     assert stub.calls[-1] == "POST /engine/weights/cancel"
     assert "POST /engine/weights/end" not in stub.calls
+
+
+def test_a_trainers_own_update_is_told_around_each_call(stub: EngineStub) -> None:
+    given: list[tuple[int, list[str]]] = []
+
+    def update(step: int) -> str:
+        given.append((step, stub.calls[-1:]))
+        if step == 8:
+            raise RuntimeError("no process group")
+        return f"gave {step}"
+
+    with Client(stub.url) as client:
+        told = weights.announced(update, client, str, mode="abort")
+        assert told(7) == "gave 7"
+        with pytest.raises(RuntimeError, match="no process group"):
+            told(8)
+    begun = "POST /engine/weights/begin"
+    assert given == [(7, [begun]), (8, [begun])]
+    assert stub.calls == [begun, "POST /engine/weights/end", begun, "POST /engine/weights/cancel"]
+    assert [body["version"] for _, body in stub.asked if body and "version" in body] == ["7", "8"]
+
+
+def test_a_trainer_that_fails_where_no_server_can_be_told_has_its_own_error(stub: EngineStub) -> None:
+    def update() -> None:
+        stub.refuses["POST /engine/weights/cancel"] = "it is gone"
+        raise RuntimeError("no process group")
+
+    with Client(stub.url) as client:
+        told = weights.announced(update, client, lambda: "7")
+        with pytest.raises(RuntimeError, match="no process group") as raised:
+            told()
+    assert "could not be told" in raised.value.__notes__[0]
 
 
 def test_a_trainer_whose_tensors_end_in_an_error_cancels_too(stub: EngineStub) -> None:

@@ -12,9 +12,18 @@ from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
+import httpx
+import numpy as np
 import pytest
 import torch
-from engines_support import Progress, assert_true_logprobs, collect, probe_of, prompt_of
+from engines_support import (
+    Progress,
+    assert_true_logprobs,
+    collect,
+    probe_of,
+    prompt_of,
+    reference_logprobs,
+)
 from safetensors.torch import load_file, save_file
 
 from bounded import bounded
@@ -26,6 +35,7 @@ from turnstile_server.engines.sglang.engine import SGLangEngine
 from turnstile_server.engines.weights import BroadcastBucket, IpcBucket, TensorBucket, WeightGroup
 from turnstile_server.errors import (
     Conflict,
+    EngineProtocolError,
     EngineRefused,
     EngineTimeout,
 )
@@ -238,7 +248,7 @@ async def test_a_folder_that_does_not_fit_is_refused_and_the_old_weights_serve_o
 
 
 async def test_what_the_engine_cannot_do_is_refused_with_the_reason(engine: SGLangEngine) -> None:
-    assert engine.capabilities.updates == {"disk", "tensors", "distributed"}
+    assert engine.capabilities.updates == {"disk", "tensors", "distributed", "trainer"}
     assert not engine.capabilities.adapters
     assert not engine.capabilities.sleeps
     for refused, says in (
@@ -372,3 +382,50 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+@pytest.mark.cases(1)
+@pytest.mark.parametrize("resumes", [True, False])
+async def test_weights_by_the_trainers_own_means_divide_a_call_where_they_came(
+    engine: SGLangEngine, sglang_url: str, tiny_model: Path, other_tiny_model: Path, resumes: bool
+) -> None:
+    """``resumes``: the trainer continues the engine before it commits, as AReaL does."""
+    sampling, progress = EngineSampling(max_new_tokens=500, temperature=0.0), Progress()
+    call = asyncio.create_task(collect(engine, PROMPT, sampling, rid=new_id("rid"), progress=progress))
+    await progress.more(20)
+    async with restored(engine, tiny_model), httpx.AsyncClient(base_url=sglang_url, timeout=60) as trainer:
+        await engine.pause("retract")
+        await engine.begin_update("trainer")
+        assert (await engine.state()).weight_version is None
+        given = await trainer.post("/update_weights_from_disk", json={"model_path": str(other_tiny_model)})
+        assert given.status_code == 200, given.text
+        if resumes:
+            await trainer.post("/continue_generation", json={})
+            await progress.more(20)
+        await engine.end_update("theirs")
+        await engine.resume()
+        result = await call
+        await assert_serves(engine, other_tiny_model, "theirs")
+    names = [span.version for span in result.finish.weight_spans]
+    assert names == ["default", *(["unknown"] if resumes else []), "theirs"]
+    ids = np.concatenate([PROMPT, result.ids])
+    old, new = result.finish.weight_spans[0], result.finish.weight_spans[-1]
+    for span, folder in ((old, tiny_model), (new, other_tiny_model)):
+        expected = reference_logprobs(folder, ids, len(PROMPT), 0.0)[span.start : span.end]
+        np.testing.assert_allclose(result.logprobs[span.start : span.end], expected, atol=1e-4, rtol=0)
+
+
+async def test_weights_that_the_trainer_names_otherwise_are_not_served(
+    engine: SGLangEngine, sglang_url: str, tiny_model: Path, other_tiny_model: Path
+) -> None:
+    async with restored(engine, tiny_model), httpx.AsyncClient(base_url=sglang_url, timeout=60) as trainer:
+        await engine.pause("retract")
+        await engine.begin_update("trainer")
+        body = {"model_path": str(other_tiny_model), "weight_version": "8"}
+        assert (await trainer.post("/update_weights_from_disk", json=body)).status_code == 200
+        with pytest.raises(EngineProtocolError, match=r"names '8', and the update is of '7'"):
+            await engine.end_update("7")
+        await engine.begin_update("trainer")
+        await engine.end_update("8")
+        await engine.resume()
+        await assert_serves(engine, other_tiny_model, "8")

@@ -239,7 +239,7 @@ async def test_an_update_that_is_torn_off_is_never_served(server: ScriptedVllm) 
 async def test_without_the_extension_weights_are_refused_with_the_reason(server: ScriptedVllm) -> None:
     configured("parallel_config", worker_extension_cls="")(server)
     async with attached(server) as engine:
-        assert engine.capabilities.updates == frozenset()
+        assert engine.capabilities.updates == {"trainer"}
         for update in (engine.update_weights("/folder", "v2"), engine.begin_update("tensors")):
             with pytest.raises(EngineRefused, match="--worker-extension-cls"):
                 await update

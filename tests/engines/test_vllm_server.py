@@ -7,8 +7,10 @@ import base64
 import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 import torch
@@ -312,7 +314,7 @@ async def test_a_name_is_never_used_for_other_weights(engine: VLLMEngine, new: P
 
 
 async def test_ways_that_it_has_not_are_refused(engine: VLLMEngine) -> None:
-    assert engine.capabilities.updates == {"disk", "tensors"}
+    assert engine.capabilities.updates == {"disk", "tensors", "trainer"}
     with pytest.raises(EngineRefused, match="distributed"):
         await engine.begin_update("distributed")
     assert not engine.capabilities.sleeps
@@ -360,3 +362,30 @@ async def test_the_settings_that_explain_its_numbers_are_told(engine: VLLMEngine
     details = engine.capabilities.details
     assert (details["dtype"], details["device"], details["prefix_caching"]) == ("float32", "cpu", "true")
     assert (details["speculative_decoding"], details["logprobs_mode"]) == ("none", "processed_logprobs")
+
+
+@pytest.mark.cases(1)
+@pytest.mark.parametrize("resumes", [True, False])
+async def test_weights_by_the_trainers_own_means_divide_a_call_where_they_came(
+    engine: VLLMEngine, vllm_url: str, old: Path, new: Path, resumes: bool
+) -> None:
+    prompt, version = prompt_of(33, 60), new_id("rid")
+    sampling, progress = replace(LASTING, max_new_tokens=500), Progress()
+    call = asyncio.create_task(collect(engine, prompt, sampling, rid=rid(), progress=progress))
+    await progress.more(20)
+    await engine.pause("retract")
+    async with httpx.AsyncClient(base_url=vllm_url, timeout=60) as trainer:
+        await engine.begin_update("trainer")
+        assert not (await engine.state()).ok
+        rpc = {"method": "turnstile_load_folder", "kwargs": {"path": str(new)}}
+        assert (await trainer.post("/collective_rpc", json=rpc)).status_code == 200
+        if resumes:
+            await trainer.post("/resume")
+            await progress.more(20)
+        await engine.end_update(version)
+        await engine.resume()
+    result = await call
+    names = [span.version for span in result.finish.weight_spans]
+    assert names[1:] == [*(["unknown"] if resumes else []), version]
+    for span, folder in ((result.finish.weight_spans[0], old), (result.finish.weight_spans[-1], new)):
+        assert difference(folder, prompt, result, span.start, span.end) < VLLM_TOLERANCE

@@ -16,7 +16,7 @@ PauseMode = Literal["abort", "retract", "in_place"]
 they have, as the server's ``fleet.on_abort`` says), queue them again, or hold them."""
 
 
-UpdateWay = Literal["tensors", "distributed", "ipc"]
+UpdateWay = Literal["tensors", "distributed", "ipc", "trainer"]
 """Ways in which new weights come in pieces: serialized in the request, broadcast in a process group, or by CUDA
 handles."""
 
@@ -69,7 +69,7 @@ class EngineInfo(Model):
     """In tokens: the longest prompt plus completion."""
     vocab_size: int
     updates: tuple[str, ...] = ()
-    """The ways in which it takes new weights: ``disk``, ``tensors``, ``distributed``, ``ipc``."""
+    """The ways in which it takes new weights: ``disk``, ``tensors``, ``distributed``, ``ipc``, ``trainer``."""
     tensor_format: TensorFormat | None = None
     """The format of the pieces of an update by ``tensors``; None where it takes none."""
     tensor_copies: int = 1
@@ -97,7 +97,8 @@ class WeightsRequest(Model):
 
 
 class WeightUpdateBegin(Model):
-    """Body of ``POST /engine/weights/begin``: weights that come in pieces, until ``/end`` or ``/cancel``."""
+    """Body of ``POST /engine/weights/begin``: weights that come in pieces, or past this server (``trainer``),
+    until ``/end`` or ``/cancel``."""
 
     version: str = Field(min_length=1, max_length=256)
     way: UpdateWay

@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-UpdateWay = Literal["disk", "tensors", "distributed", "ipc"]
+UpdateWay = Literal["disk", "tensors", "distributed", "ipc", "trainer"]
 """``disk``: a folder that the engine reads. ``tensors``: serialized in the request. ``distributed``: broadcast in
-a process group that the engine has joined. ``ipc``: CUDA memory of the same machine, by handle."""
+a process group that the engine has joined. ``ipc``: CUDA memory of the same machine, by handle. ``trainer``: past
+this server, by the trainer's own means between the begin and the end."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,6 +152,8 @@ class ToldEngine(Engine):
 
     async def begin_update(self, way: UpdateWay) -> None:
         self._said("begin_update", way)
+        if way == "trainer":
+            self.version = None  # what it has is not known until the end
 
     async def load_bucket(self, bucket: WeightBucket) -> None:
         self._said("load_bucket")

@@ -429,3 +429,46 @@ async def test_a_fleet_whose_first_engine_cannot_be_used_does_not_start(tmp_path
     broken.fails["start"] = StartupError("wrong model")
     with pytest.raises(StartupError, match="wrong model"):
         await fleet_of(ToldEngine(), broken).start()
+
+
+async def test_calls_wait_while_the_trainer_gives_its_weights_and_no_engine_is_mended_meanwhile() -> None:
+    engines, said = (ToldEngine(), ToldEngine()), Said()
+    async with running(*engines) as fleet, anyio.create_task_group() as tasks:
+        await fleet.load_weights("/v1", "v1", "retract")
+        await fleet.begin_weights("trainer", "v2", "abort")
+        tasks.start_soon(lambda: said.run(fleet, 3))
+        for engine, worker in zip(engines, fleet.roster.workers, strict=True):
+            engine.version = "v2"  # the trainer names what it gives
+            await fleet.roster.check(worker)
+            await fleet.roster.catch_up(worker)
+        assert fleet.roster.versions.current is not None
+        assert fleet.roster.versions.current.name == "v1"
+        assert said.ids == []
+        await fleet.end_weights()
+    assert set(said.versions) == {"v2"}
+    assert [len(engine.asked("update_weights")) for engine in engines] == [1, 1]
+
+
+async def test_an_engine_that_says_it_has_other_weights_than_the_trainer_is_fenced() -> None:
+    engines = ToldEngine(), ToldEngine()
+    engines[1].fails["end_update"] = EngineProtocolError("it names them 'theirs'")
+    async with running(*engines, settings=UNCHECKED) as fleet:
+        await fleet.begin_weights("trainer", "v2", "retract")
+        await fleet.end_weights()
+        assert statuses(fleet) == ["serving", "fenced"]
+        assert "theirs" in fleet.roster.workers[1].detail
+
+
+@pytest.mark.parametrize("silent", [False, True])
+async def test_what_a_trainer_that_gave_up_has_written_serves_nothing(silent: bool) -> None:
+    engine, said = ToldEngine(), Said()
+    brief = QUICK.model_copy(update={"update_idle_s": 0.05 if silent else 60.0, "no_worker_s": 5.0})
+    async with running(engine, settings=brief) as fleet, anyio.create_task_group() as tasks:
+        await fleet.begin_weights("trainer", "v1", "retract")
+        tasks.start_soon(lambda: said.run(fleet, 3))
+        if not silent:
+            await fleet.cancel_weights()
+        await wait_until(lambda: statuses(fleet) == ["fenced"])
+        assert "mixture" in fleet.roster.workers[0].detail
+        await fleet.load_weights("/v2", "v2", "retract")
+    assert set(said.versions) == {"v2"}

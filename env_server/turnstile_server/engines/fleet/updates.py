@@ -100,6 +100,8 @@ class FleetUpdates:
                 await self._pauses.let_go()
                 raise
             self._pieces = _Pieces(version, way, workers, anyio.current_time())
+            if way == "trainer":
+                self._pieces.touched.update(workers)  # by the trainer: what it writes is not seen here
 
     async def bucket(self, bucket: WeightBucket) -> None:
         """Loads one piece on all workers of the update. A worker that cannot leaves it, and is fenced unless it

@@ -183,7 +183,7 @@ def _longest_scored(server: Mapping[str, Any], window: int) -> int | None:
 
 
 def _ways(server: Mapping[str, Any]) -> frozenset[UpdateWay]:
-    ways: set[UpdateWay] = {"disk", "tensors", "distributed"}
+    ways: set[UpdateWay] = {"disk", "tensors", "distributed", "trainer"}
     if server.get("device") == "cuda":
         ways.add("ipc")
     return frozenset(ways)

@@ -124,7 +124,11 @@ class SGLangWeights:
         if self._control.asleep:
             raise EngineRefused("The engine is asleep: wake it (POST /engine/wake), then load weights.")
         self._way, self._pieces = None, 0
-        if way != "ipc":  # by handles SGLang knows no session
+        if way == "trainer":
+            # The trainer may resume the engine before it is done here: what is sampled then has no name.
+            self._control.version = None
+            await self._control.name_weights(UNKNOWN_WEIGHTS)
+        elif way != "ipc":  # by handles SGLang knows no session
             try:
                 await self._control.post("/begin_weight_update", {})
             except EngineRefused as error:
@@ -162,9 +166,13 @@ class SGLangWeights:
     async def end(self, version: str) -> None:
         if self._way is None:
             raise Conflict("No update of weights in pieces has begun.")
+        self._refuse_unknown_name(version)
+        if self._way == "trainer":
+            self._way = None
+            await self._end_of_trainers(version)
+            return
         if self._pieces == 0:
             raise Conflict(f"No piece of the weights {version!r} came: the old ones are served.")
-        self._refuse_unknown_name(version)
         way, self._way = self._way, None
         if way != "ipc":
             await self._control.post("/end_weight_update", {}, self._settings.weights_timeout_s)
@@ -172,6 +180,21 @@ class SGLangWeights:
         await self._finish(version, flush=not in_place)
         self._folder_of.pop(version, None)
         await self._served(version, in_place=in_place)
+
+    async def _end_of_trainers(self, version: str) -> None:
+        """The trainer's weights are there. Raises EngineProtocolError where it named them otherwise."""
+        control = self._control
+        said = await control.served_version()
+        if said not in (None, version):
+            raise EngineProtocolError(
+                f"The trainer gave the engine weights that it names {said!r}, and the update is of {version!r}. "
+                "Give both the same name, then load weights again.",
+                detail={"engine_weight_version": said},
+            )
+        await control.pause(control.mode)  # the trainer may have resumed it, and a cache in use is not emptied
+        await self._finish(version, flush=True)
+        self._folder_of.pop(version, None)
+        await self._served(version, in_place=False)
 
     async def load_adapter(self, name: str, path: str) -> None:
         self._needs_adapters()

@@ -237,13 +237,15 @@ class VLLMEngine(Engine):
             raise EngineRefused(_why_not(way, self._known))
         if way == "tensors":
             await self._weights.begin_tensors()
+        else:
+            await self._weights.begin_by_trainer()
 
     async def load_bucket(self, bucket: WeightBucket) -> None:
         """Keeps the tensors in the workers' memory; the weights change only with ``end_update``."""
         await self._weights.add_tensors(bucket)
 
     async def end_update(self, version: str) -> None:
-        await self._weights.end_tensors(version)
+        await self._weights.end_pieces(version)
 
     async def sleep(self) -> None:
         self._check_sleeps()
@@ -291,7 +293,7 @@ def _check_temperature(temperature: float) -> None:
 def _why_not(way: UpdateWay, facts: VllmFacts) -> str:
     if way in ("disk", "tensors"):
         return WITHOUT_EXTENSION
-    return f"Turnstile cannot give weights to vLLM by {way} yet; take disk or tensors."
+    return f"Turnstile cannot give weights to vLLM by {way} yet; take disk, tensors or trainer."
 
 
 def _priority(origin: CallOrigin) -> int:

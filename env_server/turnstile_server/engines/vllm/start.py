@@ -89,7 +89,9 @@ async def _read(
         structural_tags=not _reasons(server),
         longest_scored=window - 1,  # vLLM samples at least one token after what it scores
         exact_truncation=False,
-        updates=frozenset[UpdateWay]({"disk", "tensors"}) if extended is not None else frozenset[UpdateWay](),
+        updates=frozenset[UpdateWay](
+            {"disk", "tensors", "trainer"} if extended is not None else {"trainer"},
+        ),
         tensor_format="safetensors" if extended is not None else None,
         cache_tokens=server.cache_tokens,
         keeps_prefixes=server.section("cache_config").get("enable_prefix_caching") is not False,

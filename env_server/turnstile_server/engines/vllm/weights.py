@@ -27,6 +27,7 @@ from turnstile_server.engines.server_replies import get_object
 from turnstile_server.engines.vllm.calls import VllmCalls
 from turnstile_server.engines.vllm.start import VllmFacts
 from turnstile_server.engines.vllm.workers import WITHOUT_EXTENSION, WeightsUnknown, WorkerCalls
+from turnstile_server.engines.weight_spans import UNKNOWN_WEIGHTS
 from turnstile_server.engines.weights import TensorBucket, WeightBucket
 from turnstile_server.errors import Conflict, EngineRefused, TurnstileError
 from turnstile_server.settings import EngineSettings
@@ -58,6 +59,8 @@ class VllmWeights:
         self._extended = False
         self._control = anyio.Lock()
         self._paused = False
+        self._by_trainer = False
+        """An update past us is under way."""
         self._unknown: str | None = None
         self._last: str | None = None
         """The version that was last certain."""
@@ -143,8 +146,34 @@ class VllmWeights:
         async with self._control:
             await self._workers.check("turnstile_add", {"tensors": bucket.serialized[0]})
 
-    async def end_tensors(self, version: str) -> None:
+    async def begin_by_trainer(self) -> None:
+        """The trainer changes the weights past us from here on, and may resume the server before it is done."""
         async with self._control:
+            await self._post("/update_weight_version", {"new_version": UNKNOWN_WEIGHTS})
+            self.version = None
+            self.changes += 1
+            self._calls.weights_changing()
+            self._by_trainer = True
+            self._unknown = "The trainer's own update of the weights has not ended."
+
+    async def _end_by_trainer(self, version: str) -> None:
+        self._by_trainer = False
+        said = (await self._get("/weight_info")).get("weight_version")
+        if said not in (UNKNOWN_WEIGHTS, version) or version == UNKNOWN_WEIGHTS:
+            self._unknown = f"The trainer named the weights {said!r}, and the update is of {version!r}."
+            raise WeightsUnknown(f"{self._unknown} Give both the same name, then load weights again.")
+        await self._pause("retract")  # also drops what was cached if the trainer had resumed it
+        await self._name(version)
+        self._calls.weights_changed(version, kept_cache=False)
+        self._unknown = None
+        self.version = self._last = version
+        self._source_of[version] = f"the trainer {uuid.uuid4().hex}"
+
+    async def end_pieces(self, version: str) -> None:
+        async with self._control:
+            if self._by_trainer:
+                await self._end_by_trainer(version)
+                return
             source = f"tensors {uuid.uuid4().hex}"
             self._check_update(version, source)
             await self._workers.check("turnstile_check_added", {})
