@@ -25,7 +25,6 @@ CREATE TABLE episodes (
     began REAL, ended REAL, fetched INTEGER NOT NULL DEFAULT 0
 );
 CREATE INDEX by_status ON episodes (status);
-CREATE INDEX by_group ON episodes (group_id) WHERE group_id IS NOT NULL;
 CREATE INDEX by_group_and_status ON episodes (group_id, status) WHERE group_id IS NOT NULL;
 CREATE INDEX by_end ON episodes (ended) WHERE ended IS NOT NULL;
 CREATE INDEX by_origin ON episodes (continues) WHERE continues IS NOT NULL;
@@ -51,13 +50,17 @@ class _Packer:
     def __init__(self) -> None:
         self._alike = b""
 
-    def packed(self, text: bytes) -> bytes:
+    def packed(self, text: bytes, beside: bytes = b"") -> bytes:
+        """``beside``: what says much of the same; ``unpacked`` needs it, too."""
         self._alike = self._alike or text[-_WINDOW:]
-        packer = zlib.compressobj(zdict=self._alike)
+        packer = zlib.compressobj(zdict=self._dictionary(beside))
         return packer.compress(text) + packer.flush()
 
-    def unpacked(self, packed: bytes) -> bytes:
-        return zlib.decompressobj(zdict=self._alike).decompress(packed)
+    def unpacked(self, packed: bytes, beside: bytes = b"") -> bytes:
+        return zlib.decompressobj(zdict=self._dictionary(beside)).decompress(packed)
+
+    def _dictionary(self, beside: bytes) -> bytes:
+        return (self._alike + beside)[-_WINDOW:]
 
 
 class EpisodeTable:
@@ -117,7 +120,8 @@ class EpisodeTable:
 
     def end(self, summary: EpisodeSummary, record: bytes) -> None:
         """Keep the summary and the record (JSON) of an ended episode, in place of earlier ones."""
-        packed = self._records.packed(record), self._summaries.packed(summary.model_dump_json().encode())
+        text = summary.model_dump_json().encode()
+        packed = self._records.packed(record), self._summaries.packed(text, record)
         began, ended = summary.created_at, summary.ended_at
         self._db.execute(
             "UPDATE episodes SET status = ?, began = ?, ended = ? WHERE episode_id = ?",
@@ -152,8 +156,11 @@ class EpisodeTable:
 
     def summary(self, episode_id: str) -> EpisodeSummary | None:
         """Of an ended episode; None for any other."""
-        found = self._one(f"SELECT summary FROM texts WHERE ordinal = {_ITS}", episode_id)
-        return None if found is None else EpisodeSummary.model_validate_json(self._summaries.unpacked(found[0]))
+        found = self._one(f"SELECT summary, record FROM texts WHERE ordinal = {_ITS}", episode_id)
+        if found is None:
+            return None
+        text = self._summaries.unpacked(found[0], self._records.unpacked(found[1]))
+        return EpisodeSummary.model_validate_json(text)
 
     def has_ended(self, episode_id: str) -> bool:
         return self._one(f"SELECT 1 FROM texts WHERE ordinal = {_ITS}", episode_id) is not None
