@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from control_support import Door
+from trainers import compared
 from trainers.trainer_python import answer_of
 
 pytestmark = pytest.mark.trainers
@@ -78,6 +79,8 @@ def test_the_recorded_run_is_in_the_tensors_bit_by_bit(seen: dict[str, Any]) -> 
     found = seen["recorded"]
     assert found["exact"] == found["rows"] > 32
     assert found["trained"] == found["listed"] > 0
+    types, step = "the check and concatenation of its executor", "its actor's advantages and loss, gradients"
+    compared.say("AReaL 1.0.4", types, step, found["rows"], found["trained"])
 
 
 def test_the_workflow_of_the_page_plays_groups(seen: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from control_support import Door
+from trainers import compared
 from trainers.trainer_python import answer_of
 
 pytestmark = pytest.mark.trainers
@@ -81,6 +82,8 @@ def test_the_recorded_run_is_in_its_tensors_bit_by_bit(seen: dict[str, Any]) -> 
     assert exact == expected > found["graded"] // 2
     assert rows - expected < found["graded"], "masked rows of those with nothing to train"
     assert len(set(found["tokens"])) == 1
+    types = "`GeneratorOutput`, its validator and tensors"
+    compared.say("SkyRL 0.4.0", types, "its step-wise GRPO", exact, found["tokens"][0])
 
 
 def test_the_generator_plays_a_batch_in_its_order(seen: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from control_support import Door
+from trainers import compared
 from trainers.trainer_python import answer_of
 
 pytestmark = pytest.mark.trainers
@@ -55,6 +56,8 @@ def test_the_recorded_run_is_in_the_data_bit_by_bit(seen: dict[str, Any]) -> Non
     assert found["exact"] == found["rows"] > 32
     assert len(set(found["trained"])) == 1
     assert found["groups"] == found["graded"] > 0
+    types = "`Datum`, `TrajectoryGroup` of the cookbook"
+    compared.say("Tinker 0.38.0", types, "none: its service trains", found["rows"], found["trained"][0])
 
 
 def test_the_example_of_the_page_makes_data(seen: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from control_support import Door
+from trainers import compared
 from trainers.trainer_python import answer_of
 
 pytestmark = pytest.mark.trainers
@@ -33,6 +34,8 @@ def test_the_recorded_run_comes_back_bit_by_bit(seen: dict[str, Any]) -> None:
 def test_each_branch_of_a_trace_is_a_flat_row(seen: dict[str, Any]) -> None:
     branches, of_rows = seen["recorded"]["branches"]
     assert branches == of_rows
+    tokens = seen["recorded"]["trained"][0]
+    compared.say("verifiers 0.4.0", "`Trace`, both ways", "none: prime-rl is not published", branches, tokens)
     assert seen["recorded"]["several"] > 0
 
 

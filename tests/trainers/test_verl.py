@@ -14,6 +14,9 @@ import pytest
 from client.conftest import launching_door
 from control_support import Door, engine, open_door
 from local import ROOT
+from trainers import compared
+from turnstile.exporters.trained_rows import trained_rows
+from turnstile.rollout import Rollout
 
 __all__ = ["engine", "launching_door", "open_door"]
 
@@ -49,3 +52,13 @@ def failures(
 def test_with_verls_own_code(claim: str, failures: dict[str, str]) -> None:
     if failures[claim]:
         pytest.fail(failures[claim], pytrace=False)
+
+
+def test_what_was_compared(failures: dict[str, str], rollouts: list[Rollout]) -> None:
+    bit_by_bit = "test_every_sampled_token_of_the_recorded_run_is_in_one_row_or_listed"
+    stepped = "test_a_step_with_verls_own_loss_moves_the_recorded_tokens_as_their_advantages_say"
+    assert not failures[bit_by_bit] + failures[stepped]
+    rows = [row for one in rollouts for row in trained_rows(one)]
+    types = "`AgentLoopOutput`, its postprocess and advantages"
+    step = "its policy loss, one step of a tiny Qwen3"
+    compared.say("verl 0.9.1", types, step, len(rows), sum(int(row.loss_mask.sum()) for row in rows))
