@@ -10,6 +10,7 @@ import atexit
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -19,19 +20,33 @@ from typing import Any, Protocol
 
 import anyio
 import httpx
+import pytest
 from echo_app import EchoApp, agents_of
+from fake_agent_sandbox import FakeAgentSandbox
 from fake_cluster import FakeCluster, Namespace
 from sandbox_backend import Backend
 
 from turnstile_server.sandboxes.background import BackgroundTasks
 from turnstile_server.sandboxes.helper_sandbox import HelperSandbox
 from turnstile_server.sandboxes.kubernetes.backend import PodBackend, owner_label
+from turnstile_server.sandboxes.kubernetes.claims import POOL_LABEL
 from turnstile_server.sandboxes.kubernetes.cluster_access import ClusterAccess, find_access
-from turnstile_server.sandboxes.kubernetes.pods import OWNER_LABEL, name_of
-from turnstile_server.sandboxes.protocol import Command, ProviderSetup, SandboxLimits, User
+from turnstile_server.sandboxes.kubernetes.cluster_api import AGENT_SANDBOX
+from turnstile_server.sandboxes.kubernetes.pods import OWNER_LABEL, SANDBOX_LABEL, name_of
+from turnstile_server.sandboxes.kubernetes.warm_pods import waiting_pod
+from turnstile_server.sandboxes.protocol import (
+    IMAGE_PYTHON,
+    Command,
+    ProviderSetup,
+    SandboxLimits,
+    SandboxSpec,
+    User,
+)
 from turnstile_server.sandboxes.stream_provider import StreamProvider
 from turnstile_server.settings import SandboxSettings
 
+IMAGE = "python:3.11-slim"
+EXTENSIONS = f"apis/{AGENT_SANDBOX}/v1beta1"
 LIMITS = SandboxLimits(memory_bytes=256 << 20, cpus=1.0, pids=64, disk_bytes=16 << 20)
 REAL = os.environ.get("TURNSTILE_TEST_CLUSTER", "")
 """The namespace in a real cluster; empty: the fake one."""
@@ -56,6 +71,14 @@ class Side(Protocol):
 
     def set_quota(self, run_dir: Path, pods: int | None) -> None: ...
 
+    def make_pool(self, run_dir: Path, *objects: dict[str, Any]) -> None:
+        """A template and a pool (``pool_of``), whose pods are ready then."""
+        ...
+
+    def claims(self, run_dir: Path) -> Mapping[str, Any]: ...
+
+    def remove_pool(self, run_dir: Path, *objects: dict[str, Any]) -> None: ...
+
 
 @cache
 def cluster() -> FakeCluster:
@@ -76,6 +99,33 @@ def namespace_of(run_dir: Path) -> Namespace:
     return cluster().namespace(run_dir.name)
 
 
+def install(run_dir: Path, **options: Any) -> FakeAgentSandbox:
+    """agent-sandbox in the fake cluster."""
+    return FakeAgentSandbox(cluster(), namespace_of(run_dir), **options)
+
+
+def pool_of(
+    name: str, image: str = IMAGE, spec: SandboxSpec | None = None, *, replicas: int = 2
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A template and a pool of it, for sandboxes of this kind on the Python of their image."""
+    pod = waiting_pod(spec or SandboxSpec(LIMITS), image, IMAGE, IMAGE_PYTHON, {})
+    labels, version = {SANDBOX_LABEL: "pool"}, {"apiVersion": f"{AGENT_SANDBOX}/v1beta1"}
+    template = {
+        "networkPolicyManagement": "Unmanaged",
+        "podTemplate": {"metadata": {"labels": labels}, "spec": pod},
+    }
+    pool = {"replicas": replicas, "sandboxTemplateRef": {"name": name}}
+    return (
+        {**version, "kind": "SandboxTemplate", "metadata": {"name": name}, "spec": template},
+        {
+            **version,
+            "kind": "SandboxWarmPool",
+            "metadata": {"name": name, "labels": {POOL_LABEL: ""}},
+            "spec": pool,
+        },
+    )
+
+
 class FakeSide:
     def access(self, run_dir: Path) -> ClusterAccess:
         return cluster().access(run_dir.name)
@@ -94,6 +144,15 @@ class FakeSide:
 
     def set_quota(self, run_dir: Path, pods: int | None) -> None:
         namespace_of(run_dir).quota = pods
+
+    def make_pool(self, run_dir: Path, *objects: dict[str, Any]) -> None:
+        install(run_dir).apply(*objects)
+
+    def claims(self, run_dir: Path) -> Mapping[str, Any]:
+        return namespace_of(run_dir).custom["sandboxclaims"]
+
+    def remove_pool(self, run_dir: Path, *objects: dict[str, Any]) -> None:
+        """The namespace is the test's own."""
 
 
 class RealSide:
@@ -123,11 +182,35 @@ class RealSide:
             spec = {"metadata": {"name": run_dir.name}, "spec": {"hard": {"pods": str(pods)}}}
             self._request("POST", "resourcequotas", json={"apiVersion": "v1", "kind": "ResourceQuota", **spec})
 
-    def _request(self, method: str, path: str, **given: Any) -> httpx.Response:
+    def make_pool(self, run_dir: Path, *objects: dict[str, Any]) -> None:
+        for each in objects:
+            made = self._request("POST", f"{each['kind'].lower()}s", json=each, api=EXTENSIONS)
+            if made.status_code == httpx.codes.NOT_FOUND:
+                pytest.skip("agent-sandbox 0.5 or newer is not installed on this cluster")
+        pool = objects[1]
+        until = time.monotonic() + 300
+        while time.monotonic() < until:
+            found = self._request("GET", f"sandboxwarmpools/{pool['metadata']['name']}", api=EXTENSIONS).json()
+            if found.get("status", {}).get("readyReplicas", 0) == pool["spec"]["replicas"]:
+                return
+            time.sleep(1)
+        raise TimeoutError(f"the pool is not ready: {found}")
+
+    def claims(self, run_dir: Path) -> Mapping[str, Any]:
+        query = {"labelSelector": f"{OWNER_LABEL}={owner_label(run_dir.name)}"}
+        found = self._request("GET", "sandboxclaims", params=query, api=EXTENSIONS).json()["items"]
+        return {each["metadata"]["name"]: each for each in found}
+
+    def remove_pool(self, run_dir: Path, *objects: dict[str, Any]) -> None:
+        for each in reversed(objects):
+            path = f"{each['kind'].lower()}s/{each['metadata']['name']}"
+            self._request("DELETE", path, api=EXTENSIONS)
+
+    def _request(self, method: str, path: str, *, api: str = "api/v1", **given: Any) -> httpx.Response:
         access = find_access(REAL)
         with ThreadPoolExecutor(1) as thread:  # the test's own loop runs in this one
             token = thread.submit(anyio.run, access.token.get).result()
-        url = f"{access.server}/api/v1/namespaces/{REAL}/{path}"
+        url = f"{access.server}/{api}/namespaces/{REAL}/{path}"
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         reply = httpx.request(method, url, headers=headers, verify=access.tls or True, timeout=60, **given)
         if reply.status_code != httpx.codes.NOT_FOUND:

@@ -1,5 +1,5 @@
-"""A Kubernetes API server of the tests' own, with a kubelet behind it (``fake_kubelet``): as much as sandboxes
-use.
+"""A Kubernetes API server of the tests' own, with a kubelet behind it (``fake_kubelet``) and, where a test
+installs them, the controllers of agent-sandbox (``fake_agent_sandbox``): as much as sandboxes use.
 
 Sources: Kubernetes API reference (Pod v1, NetworkPolicy v1, SelfSubjectAccessReview v1, Status v1), "Kubernetes
 API Concepts" (resource versions, watches, bookmarks, 410 Gone), "Using RBAC Authorization" and "Resource Quotas"
@@ -21,7 +21,6 @@ import uuid
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +31,14 @@ from fake_kubelet import FakeImage, PodProcess, Volumes, run_pod
 from turnstile_server.sandboxes.kubernetes.cluster_access import ClusterAccess, Token
 
 TOKEN = "the-token-of-the-tests"
+SANDBOX = "sandbox"
+CONTROLLER = "controller of agent-sandbox"
+"""Its task."""
 ACCOUNT = "system:serviceaccount:{}:turnstile"
 NODE_MILLICORES = 64_000
-_GROUPS = {"pods": "", "networkpolicies": "networking.k8s.io"}
+EXTENSIONS = "extensions.agents.x-k8s.io"
+CUSTOM = ("sandboxclaims", "sandboxwarmpools", "sandboxtemplates")
+_GROUPS = {"pods": "", "networkpolicies": "networking.k8s.io", **dict.fromkeys(CUSTOM, EXTENSIONS)}
 Right = tuple[str, str, str, str]
 """Verb, API group, resource, subresource."""
 
@@ -48,15 +52,20 @@ class Namespace:
     denied: set[Right] = field(default_factory=set)
     quota: int | None = None
     enforced: bool = True
+    opened: tuple[str, str] | None = None
+    """A label of pods that another policy opens."""
     pods: dict[str, dict[str, Any]] = field(default_factory=dict)
+    custom: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
+    """Objects of agent-sandbox by resource and name; empty: it is not installed."""
     policies: dict[str, dict[str, Any]] = field(default_factory=dict)
     created: list[dict[str, Any]] = field(default_factory=list)
     """Bodies of all pods that were asked for."""
     used: set[Right] = field(default_factory=set)
     lists: int = 0
-    running: dict[str, PodProcess] = field(default_factory=dict)
-    """The latest container of each pod."""
-    history: list[tuple[int, str, dict[str, Any]]] = field(default_factory=list)
+    running: dict[tuple[str, str], PodProcess] = field(default_factory=dict)
+    """By pod and container."""
+    history: list[tuple[int, str, str, dict[str, Any]]] = field(default_factory=list)
+    """Version, resource, type and object of every change."""
     oldest: int = 0
     """A watch from an earlier version is Gone."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -128,33 +137,38 @@ class FakeCluster:
             if forget:
                 namespace.oldest = self._version + 1
                 self._version = next(self._versions)
-            for watch in namespace.watches:
+            for watch in set(namespace.watches):
                 if watch._req is not None and watch._req.transport is not None:
                     watch._req.transport.abort()
 
         self.do(cut)
 
     def cut_attach(self, namespace: Namespace, pod: str) -> None:
-        self.do(namespace.running[pod].cut)
+        self.do(namespace.running[pod, SANDBOX].cut)
 
     def kill(self, namespace: Namespace, pod: str, reason: str = "Error") -> None:
         """The kernel ends the first process. ``reason``: of the container's end."""
-        self.do(lambda: namespace.running[pod].kill(reason))
+        self.do(lambda: namespace.running[pod, SANDBOX].kill(reason))
 
     def evict(self, namespace: Namespace, pod: str, message: str) -> None:
         """As the kubelet's eviction manager does."""
+        about = {"phase": "Failed", "reason": "Evicted", "message": message}
+        self.disrupt(namespace, pod, "TerminationByKubelet", message, **about)
 
-        def evict() -> None:
-            condition = {"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet"}
-            conditions = [*namespace.pods[pod]["status"].get("conditions", []), {**condition, "message": message}]
-            status = {"phase": "Failed", "reason": "Evicted", "message": message, "conditions": conditions}
-            self._status(namespace, pod, **status)
-            namespace.running[pod].kill("Error")
+    def disrupt(self, namespace: Namespace, pod: str, why: str, said: str, **about: str) -> None:
+        """A pod ends by the cluster's will. ``why``: reason of ``DisruptionTarget``; ``about``: fields
+        of its status."""
 
-        self.do(evict)
+        def disrupt() -> None:
+            condition = {"type": "DisruptionTarget", "status": "True", "reason": why, "message": said}
+            conditions = [*namespace.pods[pod]["status"].get("conditions", []), condition]
+            self._status(namespace, pod, **about, conditions=conditions)
+            namespace.running[pod, SANDBOX].kill("Error")
+
+        self.do(disrupt)
 
     def remove(self, namespace: Namespace, pod: str) -> None:
-        self.call(self._remove(namespace, pod))
+        self.call(self.remove_pod(namespace, pod))
 
     # The server.
 
@@ -162,6 +176,11 @@ class FakeCluster:
         app = web.Application(middlewares=[self._authorized])
         base = "/api/v1/namespaces/{namespace}/pods"
         policies = "/apis/networking.k8s.io/v1/namespaces/{namespace}/networkpolicies"
+        custom = f"/apis/{EXTENSIONS}/v1beta1/namespaces/{{namespace}}/{{resource}}"
+        app.router.add_get(custom, self._list)
+        app.router.add_post(custom, self._create_custom)
+        app.router.add_delete(custom + "/{name}", self._delete_custom)
+        app.router.add_patch(custom + "/{name}", self._patch_custom)
         app.router.add_get(base, self._list)
         app.router.add_post(base, self._create)
         app.router.add_get(base + "/{name}", self._get)
@@ -178,8 +197,10 @@ class FakeCluster:
 
     async def _end(self) -> None:
         for namespace in self.namespaces.values():
+            if (controller := namespace.tasks.pop(CONTROLLER, None)) is not None:
+                controller.cancel()
             for name in list(namespace.pods):
-                await self._remove(namespace, name)
+                await self.remove_pod(namespace, name)
         assert self._runner is not None
         await self._runner.cleanup()
 
@@ -202,6 +223,8 @@ class FakeCluster:
                     f'{what} is forbidden: User "{account}" cannot {verb} resource "{what}" '
                     f'in API group "{group}" in the namespace "{name}"',
                 )
+        if request.match_info.get("resource", "pods") not in ("pods", *namespace.custom):
+            return status(404, "NotFound", "the server could not find the requested resource")
         return await handler(request)  # type: ignore[no-any-return]
 
     async def _review(self, request: web.Request) -> web.Response:
@@ -217,16 +240,16 @@ class FakeCluster:
         if request.query.get("watch") == "true":
             return await self._watch(request, namespace, selected)
         namespace.lists += 1
-        items = [pod for pod in namespace.pods.values() if selected(pod)]
+        items = [each for each in objects_of(namespace, resource_of(request)).values() if selected(each)]
         metadata = {"resourceVersion": str(self._version)}
-        return web.json_response({"kind": "PodList", "apiVersion": "v1", "metadata": metadata, "items": items})
+        return web.json_response({"kind": "List", "apiVersion": "v1", "metadata": metadata, "items": items})
 
     async def _watch(
         self, request: web.Request, namespace: Namespace, selected: Callable[[dict[str, Any]], bool]
     ) -> web.StreamResponse:
         reply = web.StreamResponse(headers={"Content-Type": "application/json"})
         await reply.prepare(request)
-        seen = int(request.query["resourceVersion"])
+        resource, seen = resource_of(request), int(request.query["resourceVersion"])
         ends = self._loop.time() + int(request.query.get("timeoutSeconds", "1800"))
 
         async def tell(kind: str, thing: dict[str, Any]) -> None:
@@ -243,10 +266,10 @@ class FakeCluster:
                 await tell("BOOKMARK", {"kind": "Pod", "metadata": {"resourceVersion": str(seen)}})
             while self._loop.time() < ends:
                 changed = namespace.changed
-                for version, kind, pod in [each for each in namespace.history if each[0] > seen]:
+                for version, of, kind, thing in [each for each in namespace.history if each[0] > seen]:
                     seen = version
-                    if selected(pod):
-                        await tell(kind, pod)
+                    if of == resource and selected(thing):
+                        await tell(kind, thing)
                 try:
                     await asyncio.wait_for(changed.wait(), max(0.0, ends - self._loop.time()))
                 except TimeoutError:
@@ -259,26 +282,70 @@ class FakeCluster:
         metadata = pod["metadata"]
         if "name" not in metadata:
             metadata["name"] = metadata["generateName"] + uuid.uuid4().hex[:5]
-        name = metadata["name"]
         namespace.created.append(copy.deepcopy(pod))
-        if name in namespace.pods:
-            return status(409, "AlreadyExists", f'pods "{name}" already exists')
-        if namespace.quota is not None and len(namespace.pods) >= namespace.quota:
-            used = len(namespace.pods)
-            return status(
-                403,
-                "Forbidden",
-                f'pods "{name}" is forbidden: exceeded quota: sandboxes, requested: pods=1, used: pods={used}, '
-                f"limited: pods={namespace.quota}",
-            )
-        for value in metadata.get("labels", {}).values():
+        refused = self.refusal(namespace, "pods", pod)
+        if refused is not None:
+            return refused
+        return web.json_response(self.start_pod(namespace, pod), status=201)
+
+    def refusal(self, namespace: Namespace, resource: str, thing: dict[str, Any]) -> web.Response | None:
+        """What admission says to a new object; None: it is taken."""
+        name, there = thing["metadata"]["name"], objects_of(namespace, resource)
+        if name in there:
+            return status(409, "AlreadyExists", f'{resource} "{name}" already exists')
+        if resource == "pods" and namespace.quota is not None and len(there) >= namespace.quota:
+            used = f"used: pods={len(there)}, limited: pods={namespace.quota}"
+            said = f'pods "{name}" is forbidden: exceeded quota: sandboxes, requested: pods=1, {used}'
+            return status(403, "Forbidden", said)
+        for value in thing["metadata"].get("labels", {}).values():
             if not re.fullmatch(r"(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?", value):
                 return status(422, "Invalid", f"metadata.labels: Invalid value: {value!r}")
-        metadata.update(uid=str(uuid.uuid4()), namespace=namespace.name, creationTimestamp=now())
+        return None
+
+    def start_pod(self, namespace: Namespace, pod: dict[str, Any]) -> dict[str, Any]:
+        pod["metadata"].update(self._about(namespace))
         pod["status"] = {"phase": "Pending"}
-        self._put(namespace, "ADDED", pod)
+        name = pod["metadata"]["name"]
+        self.put(namespace, "ADDED", pod)
         namespace.tasks[name] = self._loop.create_task(self._play(namespace, name))
-        return web.json_response(namespace.pods[name], status=201)
+        return namespace.pods[name]
+
+    def _about(self, namespace: Namespace) -> dict[str, str]:
+        return {"uid": str(uuid.uuid4()), "namespace": namespace.name, "creationTimestamp": now()}
+
+    async def _create_custom(self, request: web.Request) -> web.Response:
+        namespace, resource = self.namespace(request.match_info["namespace"]), resource_of(request)
+        thing = await request.json()
+        namespace.created.append(copy.deepcopy(thing))
+        if (refused := self.refusal(namespace, resource, thing)) is not None:
+            return refused
+        thing["metadata"].update(self._about(namespace))
+        self.put(namespace, "ADDED", thing, resource)
+        return web.json_response(thing, status=201)
+
+    async def _delete_custom(self, request: web.Request) -> web.Response:
+        """In the foreground: a claim is there until its controller has removed its pod."""
+        assert request.query["propagationPolicy"] == "Foreground"
+        namespace, resource, name = self._named(request)
+        if name not in namespace.custom[resource]:
+            return not_found(f"{resource}.{EXTENSIONS}", name)
+        thing = copy.deepcopy(namespace.custom[resource][name])
+        thing["metadata"].setdefault("deletionTimestamp", now())
+        self.put(namespace, "MODIFIED", thing, resource)
+        return web.json_response(thing)
+
+    async def _patch_custom(self, request: web.Request) -> web.Response:
+        assert request.content_type == "application/merge-patch+json"
+        namespace, resource, name = self._named(request)
+        if name not in namespace.custom[resource]:
+            return not_found(f"{resource}.{EXTENSIONS}", name)
+        thing = merged(copy.deepcopy(namespace.custom[resource][name]), await request.json())
+        self.put(namespace, "MODIFIED", thing, resource)
+        return web.json_response(thing)
+
+    def _named(self, request: web.Request) -> tuple[Namespace, str, str]:
+        info = request.match_info
+        return self.namespace(info["namespace"]), resource_of(request), info["name"]
 
     async def _get(self, request: web.Request) -> web.Response:
         namespace, name = self.namespace(request.match_info["namespace"]), request.match_info["name"]
@@ -293,16 +360,16 @@ class FakeCluster:
         if "deletionTimestamp" not in pod["metadata"]:
             grace = int(request.query.get("gracePeriodSeconds", "30"))
             pod["metadata"].update(deletionTimestamp=now(), deletionGracePeriodSeconds=grace)
-            self._put(namespace, "MODIFIED", pod)
-            namespace.tasks[f"remove {name}"] = self._loop.create_task(self._remove(namespace, name))
+            self.put(namespace, "MODIFIED", pod)
+            namespace.tasks[f"remove {name}"] = self._loop.create_task(self.remove_pod(namespace, name))
         return web.json_response(pod)
 
     async def _attach(self, request: web.Request) -> web.StreamResponse:
         namespace, name = self.namespace(request.match_info["namespace"]), request.match_info["name"]
-        container = namespace.running.get(name)
+        container = namespace.running.get((name, request.query["container"]))
         if name not in namespace.pods or container is None:
             return not_found("pods", name)
-        if container.name != request.query["container"] or container.ended.is_set():
+        if container.ended.is_set():
             return status(400, "BadRequest", f"container {request.query['container']} not found in pod {name}")
         socket = web.WebSocketResponse(protocols=("v5.channel.k8s.io",), max_msg_size=0)
         await socket.prepare(request)
@@ -341,31 +408,32 @@ class FakeCluster:
             return
         pod = copy.deepcopy(namespace.pods[name])
         pod["spec"]["nodeName"] = "node-1"
-        self._put(namespace, "MODIFIED", pod)
+        self.put(namespace, "MODIFIED", pod)
         address = next(self._addresses)
         address_of = f"127.0.{address >> 8}.{address & 255}"
         self._status(namespace, name, podIP=address_of, conditions=[{"type": "PodScheduled", "status": "True"}])
         port = self.url.rpartition(":")[2]
         await run_pod(
             pod["spec"],
-            partial(namespace.running.__setitem__, name),
+            lambda process: namespace.running.__setitem__((name, process.name), process),
             namespace.images,
             Volumes(self._folder / name),
             lambda **fields: self._status(namespace, name, **fields),
             {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": port},
-            enforced=namespace.enforced,
+            enforced=namespace.enforced and namespace.opened not in pod["metadata"].get("labels", {}).items(),
         )
 
-    async def _remove(self, namespace: Namespace, name: str) -> None:
+    async def remove_pod(self, namespace: Namespace, name: str) -> None:
         if (playing := namespace.tasks.pop(name, None)) is not None:
             playing.cancel()
             await asyncio.wait([playing])
-        if (container := namespace.running.pop(name, None)) is not None:
+        for key in [key for key in namespace.running if key[0] == name]:
+            container = namespace.running.pop(key)
             container.kill("Error")
             await container.ended.wait()
         Volumes(self._folder / name).remove()
         if name in namespace.pods:
-            self._put(namespace, "DELETED", copy.deepcopy(namespace.pods[name]))
+            self.put(namespace, "DELETED", copy.deepcopy(namespace.pods[name]))
         namespace.tasks.pop(f"remove {name}", None)
 
     def _status(self, namespace: Namespace, name: str, **fields: Any) -> None:
@@ -375,27 +443,46 @@ class FakeCluster:
         if pod["status"].get("reason") == "Evicted":
             fields.pop("phase", None)
         pod["status"].update(fields)
-        self._put(namespace, "MODIFIED", pod)
+        self.put(namespace, "MODIFIED", pod)
 
-    def _put(self, namespace: Namespace, kind: str, pod: dict[str, Any]) -> None:
+    def put(self, namespace: Namespace, kind: str, thing: dict[str, Any], resource: str = "pods") -> None:
+        """Changes an object, and tells the watches. ``kind``: ADDED, MODIFIED or DELETED."""
         self._version = next(self._versions)
-        pod["metadata"]["resourceVersion"] = str(self._version)
+        thing["metadata"]["resourceVersion"] = str(self._version)
+        objects = objects_of(namespace, resource)
         if kind == "DELETED":
-            del namespace.pods[pod["metadata"]["name"]]
+            del objects[thing["metadata"]["name"]]
         else:
-            namespace.pods[pod["metadata"]["name"]] = pod
-        namespace.history.append((self._version, kind, pod))
+            objects[thing["metadata"]["name"]] = thing
+        namespace.history.append((self._version, resource, kind, thing))
         namespace.changed.set()
         namespace.changed = asyncio.Event()
 
 
+def resource_of(request: web.Request) -> str:
+    return request.match_info.get("resource") or (
+        "networkpolicies" if "/networkpolicies" in request.path else "pods"
+    )
+
+
+def objects_of(namespace: Namespace, resource: str) -> dict[str, dict[str, Any]]:
+    return namespace.pods if resource == "pods" else namespace.custom[resource]
+
+
+def merged(thing: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
+    """RFC 7386, without removal."""
+    for key, value in change.items():
+        thing[key] = merged(thing.get(key, {}), value) if isinstance(value, dict) else value
+    return thing
+
+
 def rights_of(request: web.Request) -> list[Right]:
     """The rights that a request needs (Kubernetes, "Authorization Overview": request verbs)."""
-    resource = "networkpolicies" if "/networkpolicies" in request.path else "pods"
+    resource = resource_of(request)
     group, named = _GROUPS[resource], "name" in request.match_info
     if request.path.endswith("/attach"):
         return [("get", group, resource, "attach"), ("create", group, resource, "attach")]
-    verbs = {"POST": "create", "DELETE": "delete", "GET": "get" if named else "list"}
+    verbs = {"POST": "create", "DELETE": "delete", "PATCH": "patch", "GET": "get" if named else "list"}
     verb = "watch" if request.query.get("watch") == "true" else verbs[request.method]
     return [(verb, group, resource, "")]
 
@@ -407,7 +494,7 @@ def selector(labels: str, fields: str) -> Callable[[dict[str, Any]], bool]:
 
     def selects(pod: dict[str, Any]) -> bool:
         has = pod["metadata"].get("labels", {})
-        known = {"metadata.name": pod["metadata"]["name"], "status.phase": pod["status"]["phase"]}
+        known = {"metadata.name": pod["metadata"]["name"], "status.phase": pod.get("status", {}).get("phase")}
         return all(has.get(key) == value if sign else key in has for key, sign, value in by_label) and all(
             known[key] == value for key, _, value in by_field
         )

@@ -1,8 +1,9 @@
 """The kubelet of the tests' cluster: each container is a bubblewrap process with the volumes of its pod.
 
 An image's root is this machine's ``/usr``. An ``emptyDir`` in memory is a tmpfs of its size, so this needs root.
-What a kubelet does and this keeps to: init containers end before the others begin; a pod with ``stdinOnce`` sees
-the end of its input when the first who attached is gone; what a container writes while nobody is attached is lost;
+What a kubelet does and this keeps to: init containers end before the others begin, which run side by side; a
+folder of a volume that a container mounts is made where it is missing; with ``stdinOnce`` a container sees the end
+of its input when the first who attached is gone; what a container writes while nobody is attached is lost;
 a pod is isolated from its network only where something enforces a policy (``enforced``): elsewhere it
 reaches an address that stands for the API server's.
 """
@@ -24,7 +25,14 @@ from typing import Any
 
 from aiohttp import web
 
-_ACCEPT = "import socket,sys\ne = socket.create_server(('127.0.0.1',int(sys.argv[1])))\nwhile 1: e.accept()"
+_ACCEPT = """
+import os, socket, sys
+ear = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+if not os.fork():
+    while True:
+        ear.accept()
+"""
+"""It listens when its first process has ended."""
 _SYSTEM = ("/lib", "/lib64", "/bin", "/sbin")
 _READ = 64 << 10
 
@@ -81,6 +89,9 @@ class PodProcess:
         self.reason = reason
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
+        # bubblewrap's child leaves the group before it dies with its parent; in between it ends with its input.
+        assert self._process.stdin is not None
+        self._process.stdin.close()
 
     async def run(self) -> int:
         """Until its end, with its output to who is attached: the exit code."""
@@ -116,7 +127,7 @@ class Volumes:
             path = self.folder / volume["name"]
             path.mkdir(parents=True)
             if volume["emptyDir"].get("medium") == "Memory":
-                options = f"size={volume['emptyDir']['sizeLimit']},mode=0777"
+                options = f"size={bytes_of(volume['emptyDir']['sizeLimit'])},mode=0777"
                 subprocess.run(["mount", "-t", "tmpfs", "-o", options, "fake-pod", path], check=True)
             path.chmod(0o777)
 
@@ -139,28 +150,61 @@ async def run_pod(
 ) -> None:
     """``runs``: takes each container when it runs. ``tell``: changes fields of the pod's status."""
     volumes.make(spec["volumes"])
-    for kind, container in (*(("init", each) for each in spec["initContainers"]), ("", spec["containers"][0])):
-        field = "initContainerStatuses" if kind else "containerStatuses"
+    statuses: dict[str, dict[str, Any]] = {}
 
-        def state(each: dict[str, Any], at: str = field, name: str = container["name"], **more: Any) -> None:
-            tell(**{at: [{"name": name, "state": each}]}, **more)
+    async def run(container: dict[str, Any], field: str, phase: str) -> int:
+        """To its end; its exit code, 128 where it cannot run."""
+        first = field == "initContainerStatuses"
+
+        def state(each: dict[str, Any]) -> None:
+            statuses.setdefault(field, {})[container["name"]] = each
+            told = [{"name": name, "state": known} for name, known in statuses[field].items()]
+            tell(**{field: told}, **({} if "terminated" in each else {"phase": phase}))
 
         image = images.get(container["image"])
         if image is None:
             message = f'failed to resolve reference "{container["image"]}": not found'
             state({"waiting": {"reason": "ErrImagePull", "message": message}})
-            return
-        if image.command_missing and not kind:
+            await asyncio.Event().wait()  # it is tried for ever
+            raise AssertionError
+        if image.command_missing and not first:
             message = 'exec: "python3": executable file not found in $PATH'
-            state({"terminated": {"exitCode": 128, "reason": "StartError", "message": message}}, phase="Failed")
-            return
+            state({"terminated": {"exitCode": 128, "reason": "StartError", "message": message}})
+            return 128
         words = _bubblewrap(container, image, volumes, {**environment, **dict(image.env)})
-        if not kind and not enforced:
+        if not first and not enforced:
             port = environment["KUBERNETES_SERVICE_PORT"]
             split = words.index("--") + 1
-            also = f'/usr/bin/python3 -S -c "{_ACCEPT}" {port} 2>/dev/null & exec "$@"'
+            also = f"/usr/bin/python3 -S -c '{_ACCEPT}' {port} < /dev/null > /dev/null 2>&1; exec \"$@\""
             words = [*words[:split], "/bin/sh", "-c", also, "sh", *words[split:]]
-        process = await asyncio.create_subprocess_exec(
+        process = await _spawn(words)
+        running = PodProcess(container["name"], process)
+        runs(running)
+        end = asyncio.ensure_future(running.run())
+        state({"running": {}})
+        try:
+            code = await asyncio.shield(end)
+        except asyncio.CancelledError:
+            running.kill("Error")
+            await end
+            raise
+        reason = running.reason or ("Completed" if code == 0 else "Error")
+        said = running.errors.decode(errors="replace")
+        state({"terminated": {"exitCode": code, "reason": reason, "message": said}})
+        return code
+
+    for container in spec.get("initContainers", ()):
+        if await run(container, "initContainerStatuses", "Pending"):
+            tell(phase="Failed")
+            return
+    codes = await asyncio.gather(*(run(each, "containerStatuses", "Running") for each in spec["containers"]))
+    tell(phase="Failed" if any(codes) else "Succeeded")
+
+
+async def _spawn(words: list[str]) -> asyncio.subprocess.Process:
+    """Cancelled, it kills the whole group: bubblewrap's child does not die with its parent at first."""
+    starting = asyncio.ensure_future(
+        asyncio.create_subprocess_exec(
             *words,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -168,29 +212,32 @@ async def run_pod(
             env={},
             start_new_session=True,
         )
-        running = PodProcess(container["name"], process)
-        runs(running)
-        run = asyncio.ensure_future(running.run())
-        state({"running": {}}, phase="Pending" if kind else "Running")
-        try:
-            code = await asyncio.shield(run)
-        except asyncio.CancelledError:
-            running.kill("Error")
-            await run
-            raise
-        reason = running.reason or ("Completed" if code == 0 else "Error")
-        ended = {"exitCode": code, "reason": reason, "message": running.errors.decode(errors="replace")}
-        if code or not kind:
-            state({"terminated": ended}, phase="Failed" if code else "Succeeded")
-            return
-        state({"terminated": ended})
+    )
+    try:
+        return await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        process = PodProcess("", await starting)
+        process.kill("Error")
+        await process.run()
+        raise
+
+
+def bytes_of(quantity: str) -> int:
+    for unit, size in (("Ki", 1 << 10), ("Mi", 1 << 20), ("Gi", 1 << 30)):
+        if quantity.endswith(unit):
+            return int(quantity.removesuffix(unit)) * size
+    return int(quantity)
 
 
 def _bubblewrap(
     container: dict[str, Any], image: FakeImage, volumes: Volumes, environment: Mapping[str, str]
 ) -> list[str]:
     security = container["securityContext"]
-    words = ["/usr/bin/prlimit", f"--data={container['resources']['limits']['memory']}", "/usr/bin/bwrap"]
+    words = [
+        "/usr/bin/prlimit",
+        f"--data={bytes_of(container['resources']['limits']['memory'])}",
+        "/usr/bin/bwrap",
+    ]
     words += ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--hostname", "sandbox"]
     words += ["--new-session", "--as-pid-1", "--die-with-parent", "--cap-drop", "ALL"]
     words += [word for each in security["capabilities"]["add"] for word in ("--cap-add", f"CAP_{each}")]
@@ -214,6 +261,9 @@ def _bubblewrap(
         words += ["--bind", str(own), image.workdir]
     for mount in container["volumeMounts"]:
         source = volumes.folder / mount["name"] / mount.get("subPath", "")
+        if not source.exists():
+            source.mkdir(parents=True)
+            source.chmod(0o777)
         words += ["--ro-bind" if mount.get("readOnly") else "--bind", str(source), mount["mountPath"]]
     words += ["--remount-ro", "/dev"]
     if security["readOnlyRootFilesystem"]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import anyio
 import pytest
-from cluster_support import LIMITS, REAL, SIDE, sh, started
+from cluster_support import LIMITS, REAL, SIDE, pool_of, sh, started
 from light import SOLVE
 from test_whole_episodes import played, server
 
@@ -112,6 +112,35 @@ async def test_a_server_that_was_killed_leaves_pods_that_end_and_the_next_start_
     await wait_until(lambda: {pod["status"]["phase"] for pod in SIDE.pods(run_dir).values()} == {"Failed"})
     async with started(run_dir):
         assert SIDE.pods(run_dir) == {}
+
+
+async def test_a_sandbox_out_of_a_warm_pool_is_as_any_other_and_its_claim_goes_with_it(
+    run_dir: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "run").write_text("#!/bin/sh\necho ran\n")
+    (tmp_path / "run").chmod(0o700)
+    mount = Mount(tmp_path, "/opt/turnstile/agents/mine")
+    pool = pool_of(run_dir.name.replace("_", "-").lower())
+    SIDE.make_pool(run_dir, *pool)
+    try:
+        async with started(run_dir, tries_policy=True) as provider:
+            assert f"warm pools: {pool[0]['metadata']['name']}" in provider.description
+            sandbox = await provider.create(replace(SPEC, mounts=(mount,)))
+            assert sandbox.own_uids
+            assert sandbox.filtered
+            assert await sh(sandbox, f"{mount.target}/run; stat -c %u:%a {mount.target}/run; pwd") == (
+                "ran\n0:755\n/workspace\n"
+            )
+            assert await sh(sandbox, "echo x > file; stat -c %U:%a $HOME") != ""
+            assert (await sandbox.exec(Command(("touch", f"{mount.target}/new")))).exit_code != 0
+            assert (await sandbox.exec(Command(("touch", "/etc/new")))).exit_code != 0
+            assert (await sandbox.exec(Command(("ls", "/home/tests")))).exit_code != 0
+            [claim] = SIDE.claims(run_dir).values()
+            assert "env" not in claim["spec"]
+            await sandbox.destroy()
+            assert SIDE.claims(run_dir) == {}
+    finally:
+        SIDE.remove_pool(run_dir, *pool)
 
 
 async def test_work_in_pods_is_rewarded_by_hidden_tests(

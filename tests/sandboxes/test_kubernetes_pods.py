@@ -14,6 +14,7 @@ from fake_cluster import TOKEN, FakeImage
 from turnstile_server.errors import SandboxDeath, SandboxFailed, StartupError, TaskFailed
 from turnstile_server.sandboxes.background import BackgroundTasks
 from turnstile_server.sandboxes.kubernetes.backend import RIGHTS, PodBackend
+from turnstile_server.sandboxes.kubernetes.claims import CLAIM_RIGHTS
 from turnstile_server.sandboxes.kubernetes.cluster_access import find_access
 from turnstile_server.sandboxes.kubernetes.namespace_policy import POLICY, policy
 from turnstile_server.sandboxes.kubernetes.pods import name_of
@@ -31,7 +32,9 @@ SPEC = SandboxSpec(LIMITS)
 
 
 async def test_only_rights_that_are_checked_at_start_are_used_and_all_of_them(run_dir: Path) -> None:
+    namespace_of(run_dir).denied = set(CLAIM_RIGHTS)
     async with started(run_dir, tries_policy=True) as provider:
+        assert "warm pools: none (the account may not list sandboxwarmpools)" in provider.description
         await provider.create(SPEC)
     assert namespace_of(run_dir).used == set(RIGHTS)
     assert namespace_of(run_dir).pods == {}
@@ -152,6 +155,8 @@ async def test_an_image_that_cannot_run_the_helper_is_the_tasks_fault(run_dir: P
 # Pods that end.
 
 EVICTED = "The node was low on resource: memory."
+PREEMPTED = "default-scheduler: preempting to accommodate a higher priority pod"
+LOST = "Taint manager: deleting due to NoExecute taint"
 FILLED = "Pod ephemeral local storage usage exceeds the total limit of containers 16Mi."
 
 
@@ -159,6 +164,8 @@ FILLED = "Pod ephemeral local storage usage exceeds the total limit of container
     ("ending", "death", "said"),
     [
         ("evict", SandboxDeath.OUTSIDE, f"its pod was taken away: TerminationByKubelet: {EVICTED}"),
+        ("preempt", SandboxDeath.OUTSIDE, f"its pod was taken away: PreemptionByScheduler: {PREEMPTED}"),
+        ("lose", SandboxDeath.OUTSIDE, f"its pod was taken away: DeletionByTaintManager: {LOST}"),
         ("fill", SandboxDeath.INSIDE, f"it filled its disk: {FILLED}"),
         ("kill", SandboxDeath.OUTSIDE, "exit code 137"),
         ("cut", SandboxDeath.OUTSIDE, "the connection to its pod was cut"),
@@ -175,6 +182,10 @@ async def test_the_end_of_a_pod_is_told_with_its_cause(
         match ending:
             case "evict" | "fill":
                 cluster().evict(namespace, name, EVICTED if ending == "evict" else FILLED)
+            case "preempt":
+                cluster().disrupt(namespace, name, "PreemptionByScheduler", PREEMPTED)
+            case "lose":
+                cluster().disrupt(namespace, name, "DeletionByTaintManager", LOST, reason="NodeLost")
             case "kill":
                 cluster().kill(namespace, name)
             case _:

@@ -37,6 +37,8 @@ _BUBBLEWRAP = (
 
 
 class TunnelHost:
+    warm = False
+
     def __init__(self, process: Process, folder: TemporaryDirectory[str]) -> None:
         assert process.stdin is not None
         assert process.stdout is not None

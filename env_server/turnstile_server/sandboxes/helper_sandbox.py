@@ -30,6 +30,7 @@ from turnstile_server.sandboxes.protocol import (
     Command,
     ExecResult,
     Process,
+    SandboxOrigin,
     User,
 )
 from turnstile_server.sandboxes.search_path import search_path
@@ -105,7 +106,7 @@ class HelperSandbox:
     is gone already. ``diagnose``: what ended the sandbox, from what the backend sees of it from outside; asked
     once, when the connection has ended."""
 
-    origin = MADE_AT_ONCE
+    origin: SandboxOrigin = MADE_AT_ONCE
 
     def __init__(
         self,

@@ -130,7 +130,7 @@ class SandboxPool(ProviderWrapper):
                 break
             self._discard(ready)
         self._keep_warm(spec)
-        lent = PooledSandbox(ready, self._end, SandboxOrigin(waited_s, warm))
+        lent = PooledSandbox(ready, self._end, SandboxOrigin(waited_s, warm or ready.origin.warm))
         self._lent.add(lent)
         return lent
 

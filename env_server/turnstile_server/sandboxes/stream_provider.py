@@ -28,7 +28,7 @@ from turnstile_server.sandboxes.helper import HELPER_TARGET
 from turnstile_server.sandboxes.helper_client import HelperClient
 from turnstile_server.sandboxes.helper_sandbox import HelperSandbox, Layout
 from turnstile_server.sandboxes.network import SandboxNetwork
-from turnstile_server.sandboxes.protocol import ImageFacts, ProviderSetup, SandboxSpec
+from turnstile_server.sandboxes.protocol import ImageFacts, ProviderSetup, SandboxOrigin, SandboxSpec
 from turnstile_server.sandboxes.run_folder import RunFolder, unusable
 from turnstile_server.sandboxes.stream_link import StreamLink
 
@@ -70,6 +70,11 @@ class HelperHost(Protocol):
     def stream(self) -> ByteStream:
         """The helper's standard input and output, from now on the caller's to close. Closing it ends the helper,
         and with it all that runs in the host."""
+        ...
+
+    @property
+    def warm(self) -> bool:
+        """True if the host was there before it was asked for."""
         ...
 
     def layout(self, facts: HostFacts) -> Layout:
@@ -210,6 +215,7 @@ class StreamProvider:
         release = partial(self._release, sandbox_id, host)
         diagnose = partial(_diagnose, sandbox_id, host, client)
         sandbox = HelperSandbox(sandbox_id, client, link, layout, self._settings, release, tasks, diagnose)
+        sandbox.origin = SandboxOrigin(warm=host.warm)
         await sandbox.open()
         if self.isolated and not sandbox.filtered:
             raise TaskFailed(

@@ -94,6 +94,7 @@ _CONSTANTS: Final[Mapping[tuple[str, str], str]] = {
         "output_grace_s terminals inotify_instances inotify_watches"
     ),
     ("sandboxes", "sandboxes.kubernetes.backend:PodBounds"): "schedule_s pull_s gone_s",
+    ("sandboxes", "sandboxes.kubernetes.claims:ClaimBounds"): "lease_s pools_s",
     ("tasks", "tasks.bounds:TaskBounds"): "cached_rows max_rows max_class_tasks",
     ("tools", "http.bounds:ListenerBounds"): "body_timeout_s send_timeout_s",
     ("tools", "own_tools.bounds:OwnToolBounds"): (

@@ -23,7 +23,7 @@ _PORT: Final = 4711
 _NAME_SERVICE: Final = 53
 _IN_FORCE_S: Final = 20.0
 """Time that a network plug-in has to shut in a new pod."""
-_LIMITS: Final = SandboxLimits(memory_bytes=128 << 20, cpus=0.25, pids=32, disk_bytes=4 << 20)
+TRIAL: Final = SandboxSpec(SandboxLimits(memory_bytes=128 << 20, cpus=0.25, pids=32, disk_bytes=4 << 20))
 _LISTEN: Final = """
 import socket, sys
 with socket.create_server(("", int(sys.argv[1]))) as ear:
@@ -46,7 +46,7 @@ with concurrent.futures.ThreadPoolExecutor(8) as pool:
             print(word)
 """
 
-Make = Callable[[SandboxSpec], Awaitable[HelperSandbox]]
+Make = Callable[[], Awaitable[HelperSandbox]]
 
 
 def policy(namespace: str) -> dict[str, Any]:
@@ -94,7 +94,7 @@ async def try_policy(
 
     async def one() -> None:
         try:
-            made.append(await make(SandboxSpec(_LIMITS)))
+            made.append(await make())
         except TurnstileError as error:
             failures.append(error)
 

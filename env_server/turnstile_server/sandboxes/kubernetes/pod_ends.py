@@ -60,6 +60,8 @@ def is_running(pod: Object | None, container: str) -> bool | None:
             raise TaskFailed(f"the image cannot run the helper {said}")
         raise SandboxUnavailable(f"the container {container} ended {said}")
     if (end := end_of(pod)) is not None:
+        if end.death is not SandboxDeath.OUTSIDE:  # in a pod that waits, both containers start at once
+            raise TaskFailed(f"the image cannot run the helper: {end.why}")
         raise SandboxUnavailable(f"a new pod ended: {end.why}")
     return None
 
@@ -70,9 +72,10 @@ def is_done(pod: Object | None, container: str) -> bool | None:
     return True if pod is not None and "terminated" in _state(pod, container) else None
 
 
-def end_of(pod: Object | None) -> HostEnd | None:
-    """None while it runs, or has not begun to."""
-    if pod is None:
+def end_of(pod: Object | None, uid: str = "") -> HostEnd | None:
+    """None while it runs, or has not begun to. ``uid``: of the pod that is meant; a controller may have made
+    another one of the name."""
+    if pod is None or (uid and pod["metadata"]["uid"] != uid):
         return HostEnd(SandboxDeath.OUTSIDE, "its pod was removed")
     status = pod.get("status", {})
     for each in _conditions(pod):

@@ -9,9 +9,11 @@ fits the Pod Security Standard "baseline".
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import quote
 
 import yaml
 
@@ -38,12 +40,14 @@ _PARTS: Final = 8
 """The home of the tests has one of so many parts of the disk to itself, so that nobody else can fill it."""
 _OF_CLUSTER: Final = "KUBERNETES_"
 """Variables with which every container of a cluster is started. They are no image's."""
-_RECEIVE: Final = """set -e
-cd /turnstile-files && mkdir -m 755 $0 && tar -xf -
-cd /turnstile-disk
-while [ $# -gt 0 ]; do mkdir -m "$2" "$1"; chown "$3:$3" "$1"; shift 3; done
-mkdir -m 700 /turnstile-tests/home && chown {tests}:{tests} /turnstile-tests/home
-"""
+_OF_SHELLS: Final = frozenset(("PWD", "OLDPWD", "SHLVL", "_"))
+"""Variables of the shell that starts a claimed pod's helper."""
+_RECEIVE: Final = (
+    "set -e; cd /turnstile-files; mkdir -p -m 755 {files}; tar -xf -; cd /turnstile-disk; "
+    'while [ $# -gt 0 ]; do mkdir -p "$1"; chmod "$2" "$1"; chown "$3:$3" "$1"; shift 3; done; '
+    "cd /turnstile-tests; mkdir -p home; chmod 700 home; chown {tests}:{tests} home"
+)
+"""One line. A folder that is a mount of the other container is there already."""
 
 
 def name_of(sandbox_id: str) -> str:
@@ -61,21 +65,15 @@ def sandbox_pod(
     labels: Mapping[str, str],
     template: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """``files_image``: of the first container; it has ``sh``, ``tar``, ``mkdir`` and ``chown``. ``targets``: where
+    """``files_image``: of the first container (``files_container``). ``targets``: where
     the folders that are sent to it appear. ``template``: what ``read_template`` returned."""
-    folders = _memory_folders(spec, uids)
+    folders = memory_folders(spec, uids)
     mounts = [
-        *(_mount("files", target, sub=str(number), read_only=True) for number, target in enumerate(targets)),
-        *(_mount("disk", path, sub=sub) for path, (sub, _, _) in folders.items()),
-        _mount("tests", HOMES[User.TESTS], sub="home"),
+        *(mount("files", target, sub=str(number), read_only=True) for number, target in enumerate(targets)),
+        *disk_mounts(folders),
     ]
-    tree = containers.TREE_CAPABILITIES if spec.image_files else ()
     added = template.get("metadata", {})
-    own = template.get("spec", {})
-    selector = {"kubernetes.io/os": "linux"}
-    if python == PYTHON:
-        selector["kubernetes.io/arch"] = "amd64"
-    disk = spec.limits.disk_bytes
+    received = list(map(str, range(len(targets))))
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -85,55 +83,77 @@ def sandbox_pod(
             "annotations": added.get("annotations", {}),
         },
         "spec": {
-            **own,
-            "restartPolicy": "Never",
+            **pod_fields(spec.limits, python, template.get("spec", {})),
             "activeDeadlineSeconds": DEADLINE_S,
-            "terminationGracePeriodSeconds": 1,
-            "automountServiceAccountToken": False,
-            "enableServiceLinks": False,
-            "hostname": "sandbox",
-            "dnsPolicy": "None",
-            "dnsConfig": {"nameservers": ["127.0.0.1"]},
-            "nodeSelector": {**selector, **own.get("nodeSelector", {})},
-            "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
             "initContainers": [
-                {
-                    "name": FILES,
-                    "image": files_image,
-                    "command": _receive(len(targets), folders, uids),
-                    "stdin": True,
-                    "stdinOnce": True,
-                    "resources": _resources(spec.limits),
-                    "securityContext": _security(("CHOWN",), read_only=True),
-                    "volumeMounts": [_mount(each, f"/turnstile-{each}") for each in ("files", "disk", "tests")],
-                }
+                files_container(files_image, receive_command(received, folders, uids), resources(spec.limits))
             ],
             "containers": [
                 {
-                    "name": SANDBOX,
-                    "image": image,
+                    **sandbox_container(spec, image, mounts),
                     "command": list(helper_command(python)),
-                    "env": _without_loaders(python),
-                    "stdin": True,
-                    "stdinOnce": True,
-                    "terminationMessagePolicy": "FallbackToLogsOnError",
-                    "resources": _resources(spec.limits, _FILES_ROOM + disk if spec.image_files else None),
-                    "securityContext": _security(
-                        (*containers.CAPABILITIES, *tree), read_only=not spec.image_files
-                    ),
-                    "volumeMounts": mounts,
+                    "env": [{"name": name, "value": ""} for name in emptied(python)],
                 }
-            ],
-            "volumes": [
-                {"name": "files", "emptyDir": {"sizeLimit": str(_FILES_ROOM)}},
-                {"name": "disk", "emptyDir": {"medium": "Memory", "sizeLimit": str(disk - disk // _PARTS)}},
-                {"name": "tests", "emptyDir": {"medium": "Memory", "sizeLimit": str(disk // _PARTS)}},
             ],
         },
     }
 
 
-_OWN_FIELDS: Final = frozenset(
+def pod_fields(limits: SandboxLimits, python: str, own: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a pod's ``spec`` everything but containers. ``own``: the ``spec`` of the operator's template."""
+    selector = {"kubernetes.io/os": "linux"}
+    if python == PYTHON:
+        selector["kubernetes.io/arch"] = "amd64"
+    disk = limits.disk_bytes
+    return {
+        **own,
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": 1,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "hostname": "sandbox",
+        "dnsPolicy": "None",
+        "dnsConfig": {"nameservers": ["127.0.0.1"]},
+        "nodeSelector": {**selector, **own.get("nodeSelector", {})},
+        "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
+        "volumes": [
+            {"name": "files", "emptyDir": {"sizeLimit": str(_FILES_ROOM)}},
+            {"name": "disk", "emptyDir": {"medium": "Memory", "sizeLimit": str(disk - disk // _PARTS)}},
+            {"name": "tests", "emptyDir": {"medium": "Memory", "sizeLimit": str(disk // _PARTS)}},
+        ],
+    }
+
+
+def files_container(image: str, command: Sequence[str], bounds: Mapping[str, Any]) -> dict[str, Any]:
+    """``image`` has ``sh``, ``tar``, ``mkdir``, ``chmod`` and ``chown``."""
+    return {
+        "name": FILES,
+        "image": image,
+        "command": list(command),
+        "stdin": True,
+        "stdinOnce": True,
+        "resources": bounds,
+        "securityContext": _security(("CHOWN",), read_only=True),
+        "volumeMounts": [mount(each, f"/turnstile-{each}") for each in ("files", "disk", "tests")],
+    }
+
+
+def sandbox_container(spec: SandboxSpec, image: str, mounts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Without its command."""
+    tree = containers.TREE_CAPABILITIES if spec.image_files else ()
+    return {
+        "name": SANDBOX,
+        "image": image,
+        "stdin": True,
+        "stdinOnce": True,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "resources": resources(spec.limits, _FILES_ROOM + spec.limits.disk_bytes if spec.image_files else None),
+        "securityContext": _security((*containers.CAPABILITIES, *tree), read_only=not spec.image_files),
+        "volumeMounts": list(mounts),
+    }
+
+
+OWN_FIELDS: Final = frozenset(
     (
         *(
             "restartPolicy",
@@ -164,7 +184,7 @@ def read_template(path: Path | None) -> Mapping[str, Any]:
     wrong = [
         *sorted(found.keys() - {"apiVersion", "kind", "metadata", "spec"}),
         *(f"metadata.{key}" for key in sorted(found.get("metadata", {}).keys() - {"labels", "annotations"})),
-        *(f"spec.{key}" for key in sorted(found.get("spec", {}).keys() & _OWN_FIELDS)),
+        *(f"spec.{key}" for key in sorted(found.get("spec", {}).keys() & OWN_FIELDS)),
     ]
     if wrong:
         raise StartupError(
@@ -176,7 +196,9 @@ def read_template(path: Path | None) -> Mapping[str, Any]:
 
 def layout(spec: SandboxSpec, facts: HostFacts, uids: Uids, python: str, image: str) -> Layout:
     """Raises TaskFailed for an image without a work folder, where the task wants the image's."""
-    environment = tuple((k, v) for k, v in facts.environment.items() if v and not k.startswith(_OF_CLUSTER))
+    environment = tuple(
+        (k, v) for k, v in facts.environment.items() if v and k not in _OF_SHELLS and not k.startswith(_OF_CLUSTER)
+    )
     found = Image(
         image,
         volumes=(),
@@ -196,7 +218,7 @@ def check(spec: SandboxSpec) -> None:
         raise TaskFailed("the task's work folder is its image's, but its files are not (image_files)")
 
 
-def _memory_folders(spec: SandboxSpec, uids: Uids) -> dict[str, tuple[str, str, int]]:
+def memory_folders(spec: SandboxSpec, uids: Uids) -> dict[str, tuple[str, str, int]]:
     """Everything that can be written, but for the home of the tests: name in the volume, mode and owner, by
     path."""
     homes = {HOMES[user]: ("700", uid) for user, uid in uids.items() if user is not User.TESTS}
@@ -204,21 +226,39 @@ def _memory_folders(spec: SandboxSpec, uids: Uids) -> dict[str, tuple[str, str, 
     folders.update(dict.fromkeys(spec.folders, ("1777", 0)))
     if not spec.image_files:
         folders[spec.workdir] = ("755", uids[User.AGENT])
-    return {path: (f"d{number}", mode, uid) for number, (path, (mode, uid)) in enumerate(folders.items())}
+    return {path: (quote(path.strip("/"), safe=""), mode, uid) for path, (mode, uid) in folders.items()}
 
 
-def _receive(files: int, folders: Mapping[str, tuple[str, str, int]], uids: Uids) -> list[str]:
-    script = _RECEIVE.replace("$0", " ".join(map(str, range(files)))).replace("{tests}", str(uids[User.TESTS]))
+def disk_mounts(folders: Mapping[str, tuple[str, str, int]]) -> list[dict[str, Any]]:
+    own = (mount("disk", path, sub=sub) for path, (sub, _, _) in folders.items())
+    return [*own, mount("tests", HOMES[User.TESTS], sub="home")]
+
+
+def receive_command(files: Sequence[str], folders: Mapping[str, tuple[str, str, int]], uids: Uids) -> list[str]:
+    """The program of ``FILES``, without a line break. ``files``: folders that it makes in its volume."""
+    script = _RECEIVE.format(files=" ".join(map(shlex.quote, files)), tests=uids[User.TESTS])
     words = [str(word) for folder in folders.values() for word in folder]
     return ["/bin/sh", "-c", script, "sh", *words]
 
 
-def _resources(limits: SandboxLimits, storage: int | None = None) -> dict[str, Any]:
+def resources(limits: SandboxLimits, storage: int | None = None) -> dict[str, Any]:
     """``storage``: bytes of the node's disk, where the root can be written to."""
     bounds = {"cpu": f"{round(limits.cpus * 1000)}m", "memory": str(limits.memory_bytes)}
     if storage is not None:
         bounds["ephemeral-storage"] = str(storage)
     return {"requests": bounds, "limits": bounds}
+
+
+def emptied(python: str) -> tuple[str, ...]:
+    """Variables of an image that are emptied, since no field takes one away; an empty one does nothing."""
+    return containers.OF_LOADERS if python == PYTHON else ()
+
+
+def mount(volume: str, path: str, *, sub: str = "", read_only: bool = False) -> dict[str, Any]:
+    made: dict[str, Any] = {"name": volume, "mountPath": path}
+    if sub:
+        made["subPath"] = sub
+    return {**made, "readOnly": True} if read_only else made
 
 
 def _security(capabilities: Sequence[str], *, read_only: bool) -> dict[str, Any]:
@@ -230,15 +270,3 @@ def _security(capabilities: Sequence[str], *, read_only: bool) -> dict[str, Any]
         "readOnlyRootFilesystem": read_only,
         "capabilities": {"drop": ["ALL"], "add": list(capabilities)},
     }
-
-
-def _without_loaders(python: str) -> list[dict[str, str]]:
-    """No field takes an image's variable away; an empty one does nothing."""
-    return [{"name": name, "value": ""} for name in containers.OF_LOADERS] if python == PYTHON else []
-
-
-def _mount(volume: str, path: str, *, sub: str = "", read_only: bool = False) -> dict[str, Any]:
-    made: dict[str, Any] = {"name": volume, "mountPath": path}
-    if sub:
-        made["subPath"] = sub
-    return {**made, "readOnly": True} if read_only else made
