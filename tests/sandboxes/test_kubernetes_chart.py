@@ -15,18 +15,23 @@ from typing import Any
 
 import pytest
 import yaml
-from cluster_support import LIMITS
+from cluster_support import LIMITS, pool_of
 
 from turnstile_server.runtimes.layout import PYTHON
 from turnstile_server.sandboxes.kubernetes.backend import RIGHTS
+from turnstile_server.sandboxes.kubernetes.claims import CLAIM_RIGHTS, POOL_LABEL, claim_of
 from turnstile_server.sandboxes.kubernetes.namespace_policy import policy
 from turnstile_server.sandboxes.kubernetes.pods import OWNER_LABEL, SANDBOX_LABEL, read_template, sandbox_pod
-from turnstile_server.sandboxes.protocol import IMAGE_PYTHON, SandboxSpec
+from turnstile_server.sandboxes.kubernetes.warm_pods import differences, waiting_pod
+from turnstile_server.sandboxes.protocol import IMAGE_PYTHON, IMAGE_WORKDIR, SandboxSpec
 from turnstile_server.sandboxes.users import uids_of
 from turnstile_server.settings import SandboxSettings, Settings
+from turnstile_server.tasks.model import Task
+from turnstile_server.tasks.workspace import sandbox_spec
 
 pytestmark = pytest.mark.cluster
 
+SCHEMAS = Path(__file__).with_name("agent_sandbox_schemas.json")
 ROOT = Path(__file__).resolve().parents[2]
 PART = {
     "metadata": {"labels": {"team": "rl"}},
@@ -43,6 +48,24 @@ APART = {
     "tolerations": [{"key": "rl", "operator": "Exists"}],
     "storage": {"className": "fast"},
     "clients": [{"namespaceSelector": {"matchLabels": {"team": "rl"}}}],
+}
+POOLS = {
+    "sandboxes": {
+        "pod": PART,
+        "pools": [
+            {"name": "python", "image": "python:3.11-slim", "replicas": 8},
+            {
+                "name": "swe",
+                "image": "swe:1",
+                "replicas": 2,
+                "memoryMb": 4096,
+                "cpus": 2.5,
+                "diskMb": 700,
+                "imageFiles": True,
+                "folders": ["/logs/verifier"],
+            },
+        ],
+    }
 }
 PULLED = {"engine": {"kind": "trainer", "url": ""}, "shutdownGraceSeconds": 20}
 WRONG = {"engine": {"url": ""}}
@@ -65,8 +88,14 @@ def sent_pods() -> list[dict[str, Any]]:
 def answer() -> Any:
     asked = {
         "chart": str(ROOT / "deploy" / "helm" / "turnstile"),
-        "values": [PLAIN, APART, PULLED, WRONG],
-        "objects": [*sent_pods(), policy("ns")],
+        "values": [PLAIN, APART, PULLED, WRONG, POOLS],
+        "objects": [
+            *sent_pods(),
+            policy("ns"),
+            claim_of("sb-1", {OWNER_LABEL: "o"}, "python", 0),
+            *pool_of("own"),
+        ],
+        "schemas": json.loads(SCHEMAS.read_text())["schemas"],
     }
     command = [os.environ["TURNSTILE_CHART_PYTHON"], str(ROOT / "scripts" / "check_chart.py")]
     done = subprocess.run(
@@ -85,9 +114,13 @@ def test_the_chart_and_all_that_is_sent_to_a_cluster_fit_its_schemas() -> None:
     assert "engine.url is not set" in answer()["rendered"][3]["error"]
 
 
-def test_the_role_allows_exactly_what_the_server_uses() -> None:
-    """``test_only_rights_that_are_checked_at_start_are_used_and_all_of_them`` has what it uses."""
-    rules = objects(0)["Role", "t-sandboxes"]["rules"]
+@pytest.mark.parametrize(
+    ("number", "used"), [(0, {*RIGHTS}), (4, {*RIGHTS, *CLAIM_RIGHTS})], ids=["pods", "claims"]
+)
+def test_the_role_allows_exactly_what_the_server_uses(number: int, used: set[tuple[str, ...]]) -> None:
+    """``test_only_rights_that_are_checked_at_start_are_used_and_all_of_them``, and that of claims, have what it
+    uses."""
+    rules = objects(number)["Role", "t-sandboxes"]["rules"]
     given = {
         (verb, group, *resource.partition("/")[::2])
         for rule in rules
@@ -95,7 +128,25 @@ def test_the_role_allows_exactly_what_the_server_uses() -> None:
         for group in rule["apiGroups"]
         for resource in rule["resources"]
     }
-    assert given == set(RIGHTS)
+    assert given == used
+
+
+@pytest.mark.parametrize("python", [PYTHON, IMAGE_PYTHON], ids=["carried", "image"])
+def test_the_pods_of_the_charts_pools_are_those_that_sandboxes_need(python: str) -> None:
+    found = objects(4)
+    part = yaml.safe_load(yaml.safe_dump(PART))
+    plain = sandbox_spec(Task(id="t", instruction="Do it."), SandboxSettings())
+    limits = replace(plain.limits, memory_bytes=4096 << 20, cpus=2.5, disk_bytes=700 << 20)
+    swe = replace(plain, limits=limits, workdir=IMAGE_WORKDIR, image_files=True, folders=("/logs/verifier",))
+    for name, image, spec in (("t-python", "python:3.11-slim", plain), ("t-swe", "swe:1", swe)):
+        template = found["SandboxTemplate", name]["spec"]
+        pod = template["podTemplate"]
+        assert differences(waiting_pod(spec, image, "python:3.11-slim", python, part), pod["spec"]) == []
+        assert pod["metadata"]["labels"] == {SANDBOX_LABEL: "pool", "team": "rl"}
+        assert template["networkPolicyManagement"] == "Unmanaged"
+        pool = found["SandboxWarmPool", name]
+        assert POOL_LABEL in pool["metadata"]["labels"]
+        assert pool["spec"]["sandboxTemplateRef"] == {"name": name}
 
 
 def test_the_policy_of_the_chart_is_the_one_that_the_server_wants() -> None:
