@@ -9,6 +9,8 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
+import signal
+import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -239,6 +241,21 @@ async def started(
             yield provider
         finally:
             await provider.close()
+
+
+@asynccontextmanager
+async def killed_server(run_dir: Path, folder: Path) -> AsyncIterator[None]:
+    """A server of the test's owner, which has two sandboxes and is killed at the end of the block."""
+    environment = {**os.environ, **SIDE.environment(run_dir, folder), "PYTHONPATH": os.pathsep.join(sys.path)}
+    child = Path(__file__).with_name("cluster_child.py")
+    argv = [sys.executable, str(child), str(run_dir / "child"), run_dir.name]
+    async with await anyio.open_process(argv, env=environment, stderr=None) as process:
+        try:
+            assert process.stdout is not None
+            assert (await process.stdout.receive()).startswith(b"ready")
+            yield
+        finally:
+            process.send_signal(signal.SIGKILL)
 
 
 async def sh(sandbox: HelperSandbox, script: str, user: User = User.AGENT) -> str:

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import sys
 from dataclasses import replace
 from pathlib import Path
 
-import anyio
 import pytest
-from cluster_support import LIMITS, REAL, SIDE, pool_of, sh, started
+from cluster_support import LIMITS, REAL, SIDE, killed_server, pool_of, sh, started
 from light import SOLVE
 from test_whole_episodes import played, server
 
@@ -97,17 +93,8 @@ async def test_memory_that_runs_out_is_the_agents_and_a_pod_that_is_removed_the_
 async def test_a_server_that_was_killed_leaves_pods_that_end_and_the_next_start_removes_them(
     run_dir: Path, tmp_path: Path
 ) -> None:
-    config = SIDE.environment(run_dir, tmp_path)
-    environment = {**os.environ, **config, "PYTHONPATH": os.pathsep.join(sys.path)}
-    child = Path(__file__).with_name("cluster_child.py")
-    argv = [sys.executable, str(child), str(run_dir / "child"), run_dir.name]
-    async with await anyio.open_process(argv, env=environment, stderr=None) as process:
-        try:
-            assert process.stdout is not None
-            assert (await process.stdout.receive()).startswith(b"ready")
-            left = set(SIDE.pods(run_dir))
-        finally:
-            process.send_signal(signal.SIGKILL)
+    async with killed_server(run_dir, tmp_path):
+        left = set(SIDE.pods(run_dir))
     assert len(left) == 2
     await wait_until(lambda: {pod["status"]["phase"] for pod in SIDE.pods(run_dir).values()} == {"Failed"})
     async with started(run_dir):

@@ -5,20 +5,19 @@ from __future__ import annotations
 import copy
 import logging
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_support import IMAGE, LIMITS, cluster, install, namespace_of, pool_of, sh, started
+from cluster_support import IMAGE, LIMITS, cluster, install, killed_server, namespace_of, pool_of, sh, started
 from fake_cluster import FakeImage
 
 from bounded import rebounded
 from turnstile_server.errors import SandboxDeath, SandboxFailed, SandboxUnavailable, StartupError, TaskFailed
 from turnstile_server.runtimes.layout import PYTHON
 from turnstile_server.sandboxes.kubernetes.backend import RIGHTS
-from turnstile_server.sandboxes.kubernetes.claims import CLAIM_RIGHTS, claim_of
-from turnstile_server.sandboxes.kubernetes.pods import OWNER_LABEL, SANDBOX_LABEL, name_of
+from turnstile_server.sandboxes.kubernetes.claims import CLAIM_RIGHTS
+from turnstile_server.sandboxes.kubernetes.pods import SANDBOX_LABEL, name_of
 from turnstile_server.sandboxes.kubernetes.warm_pods import differences, helper_line, waiting_pod
 from turnstile_server.sandboxes.pool import SandboxPool
 from turnstile_server.sandboxes.protocol import IMAGE_PYTHON, IMAGE_WORKDIR, Command, Mount, SandboxSpec
@@ -83,6 +82,7 @@ async def test_files_of_an_image_in_a_pool_are_the_agents(run_dir: Path, tmp_pat
     assert kinds(run_dir) == ["SandboxClaim"]
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     "other",
     [
@@ -134,6 +134,7 @@ def change(template: dict[str, Any], path: str, value: Any) -> None:
 POD = "spec/podTemplate/spec"
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize(
     ("path", "value", "said"),
     [
@@ -227,7 +228,7 @@ async def test_a_claim_without_a_pod_is_told_in_time_and_is_the_infrastructures(
     spec = replace(SPEC, limits=replace(LIMITS, cpus=1000.0)) if trouble == "no node" else SPEC
     spec = replace(spec, image="none:1") if trouble == "image" else spec
     agent_sandbox.apply(*pool_of("python", spec.image or IMAGE, spec, replicas=0))
-    async with started(run_dir, rebounded(SandboxSettings(), schedule_s=1.0, gone_s=0.1)) as provider:
+    async with started(run_dir, rebounded(SandboxSettings(), schedule_s=0.6, gone_s=0.1)) as provider:
         match trouble:
             case "quota":
                 namespace.quota = 0
@@ -253,14 +254,15 @@ async def test_an_image_of_a_pool_that_cannot_run_the_helper_is_the_tasks_fault(
 # Claims that end.
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(
     ("ending", "death", "said"),
     [
         ("memory", SandboxDeath.MEMORY, "OOMKilled"),
-        ("evict", SandboxDeath.OUTSIDE, "TerminationByKubelet: The node was low"),
         ("remove", SandboxDeath.OUTSIDE, "its pod was removed|exit code 137"),
-        ("cut", SandboxDeath.OUTSIDE, "the connection to its pod was cut"),
         ("claim", SandboxDeath.OUTSIDE, "its claim was removed"),
+        ("evict", SandboxDeath.OUTSIDE, "TerminationByKubelet: The node was low"),
+        ("cut", SandboxDeath.OUTSIDE, "the connection to its pod was cut"),
     ],
 )
 async def test_the_end_of_a_claimed_pod_is_told_with_its_cause(
@@ -310,17 +312,29 @@ async def test_a_claim_that_cannot_be_renewed_is_told_and_expires_and_the_fault_
         assert "cannot patch" in told[0].getMessage()
 
 
-async def test_claims_of_a_server_that_was_away_expire_or_are_removed_by_its_next_start(run_dir: Path) -> None:
-    agent_sandbox = install(run_dir)
-    agent_sandbox.apply(*pool_of("python"))
-    async with started(run_dir) as provider:
-        await provider.create(SPEC)
-        owner = next(iter(agent_sandbox.claims.values()))["metadata"]["labels"][OWNER_LABEL]
-    now = datetime.now(UTC)
-    for name, end in (("left", now + timedelta(hours=1)), ("expired", now - timedelta(seconds=1))):
-        labels = {OWNER_LABEL: owner, SANDBOX_LABEL: name}
-        agent_sandbox.apply(claim_of(f"turnstile-{name}", labels, "python", end.timestamp()))
-    await wait_until(lambda: list(agent_sandbox.claims) == ["turnstile-left"])
-    await wait_until(lambda: "status" in agent_sandbox.claims["turnstile-left"])
+async def test_pods_of_a_server_that_was_killed_end_and_claims_expire_or_are_removed_by_its_next_start(
+    run_dir: Path, tmp_path: Path
+) -> None:
+    namespace, agent_sandbox = namespace_of(run_dir), install(run_dir)
+    agent_sandbox.apply(*pool_of("python", replicas=0))
+    async with killed_server(run_dir, tmp_path):
+        first, second = copy.deepcopy(list(agent_sandbox.claims.values()))
+    await wait_until(lambda: {pod["status"]["phase"] for pod in namespace.pods.values()} == {"Failed"})
+    first["spec"]["lifecycle"]["shutdownTime"] = "2026-01-01T00:00:00Z"
+    agent_sandbox.apply(first)
+    await wait_until(lambda: list(agent_sandbox.claims) == list(namespace.pods) == [second["metadata"]["name"]])
     async with started(run_dir):
-        assert agent_sandbox.claims == {}
+        assert (agent_sandbox.claims, namespace.pods) == ({}, {})
+
+
+async def test_a_claim_that_cannot_be_deleted_is_not_renewed(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("turnstile_server.sandboxes.kubernetes.backend._REMOVE_AGAIN_S", (0.01, None))
+    namespace, agent_sandbox = namespace_of(run_dir), install(run_dir)
+    agent_sandbox.apply(*pool_of("python", replicas=0))
+    async with started(run_dir, QUICK) as provider:
+        sandbox = await provider.create(SPEC)
+        namespace.denied.add(next(each for each in CLAIM_RIGHTS if each[0] == "delete"))
+        await sandbox.destroy()
+        await wait_until(lambda: agent_sandbox.claims == {})

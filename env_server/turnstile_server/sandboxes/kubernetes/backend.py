@@ -394,11 +394,7 @@ class PodBackend:
         memory, disk = settings.memory_mb << 20, settings.disk_mb << 20
         default = SandboxLimits(memory, settings.cpus, settings.pids, min(disk, memory // 2))
         claims = Claims(api, self._owner, settings.bounds_of(ClaimBounds), self._waiting_pod, default)
-        try:
-            await claims.find_pools()
-        except ApiRefused as error:
-            if not error.missing:
-                raise
+        if not await claims.are_possible():
             self._without_claims = " (agent-sandbox 0.5 or newer is not installed)"
             return
         await self._check_rights(api, CLAIM_RIGHTS)

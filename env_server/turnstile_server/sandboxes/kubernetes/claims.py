@@ -11,6 +11,7 @@ was killed or cut off leaves nothing; a claim sets no ``env``, which would make 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -107,13 +108,25 @@ class Claims:
         self._default = default
         self._held: dict[str, float] = {}
         """Each claim's ``shutdownTime``, in seconds since the epoch."""
+        self._ending: set[str] = set()
+        """Claims that are to go: one that cannot be deleted expires."""
         self._keeping: BackgroundTask[None] | None = None
         self._said: set[str] = set()
 
+    async def are_possible(self) -> bool:
+        """True where agent-sandbox is installed. Raises ApiRefused, SandboxUnavailable."""
+        try:
+            await self._list_pools()
+        except ApiRefused as error:
+            if not error.missing:
+                raise
+            return False
+        return True
+
     async def find_pools(self) -> list[str]:
-        """Looks at the pools again: what is wrong with those that cannot be used. Raises ApiRefused (404:
-        agent-sandbox is not installed), SandboxUnavailable."""
-        found = await self._api.request("GET", self._api.agent_sandbox(POOLS), labelSelector=POOL_LABEL)
+        """Looks at the pools again: what is wrong with those that cannot be used. Raises ApiRefused,
+        SandboxUnavailable."""
+        found = await self._list_pools()
         templates: Mapping[str, Object] = {}
         if found["items"]:
             listed = await self._api.request("GET", self._api.agent_sandbox(TEMPLATES))
@@ -201,6 +214,7 @@ class Claims:
 
     async def delete(self, name: str, gone_s: float) -> None:
         """Deletes a claim, and waits until it and its pod are gone. Raises ApiRefused, SandboxUnavailable."""
+        self._ending.add(name)
         try:
             await self._api.request(
                 "DELETE", self._api.agent_sandbox(CLAIMS, name), propagationPolicy="Foreground"
@@ -209,10 +223,14 @@ class Claims:
             if not error.missing:
                 raise
         self._held.pop(name, None)
+        self._ending.discard(name)
         with anyio.move_on_after(gone_s) as waiting:
             await self.watch.until(name, lambda claim: True if claim is None else None)
         if waiting.cancelled_caught:
             log.warning("the claim %s is deleted and still there: the node of its pod may be lost", name)
+
+    async def _list_pools(self) -> dict[str, Any]:
+        return await self._api.request("GET", self._api.agent_sandbox(POOLS), labelSelector=POOL_LABEL)
 
     async def _keep(self) -> None:
         """Renews the claims, and looks for pools, until it is stopped."""
@@ -236,7 +254,8 @@ class Claims:
     async def _renew(self) -> list[tuple[str, Exception]]:
         """Of the claims that are due: those that could not be, and why."""
         until = time.time() + self._bounds.lease_s
-        due = [name for name, end in self._held.items() if until - end > self._bounds.lease_s * (1 - _RENEWED_AT)]
+        held = ((name, end) for name, end in self._held.items() if name not in self._ending)
+        due = [name for name, end in held if until - end > self._bounds.lease_s * (1 - _RENEWED_AT)]
         failures: list[tuple[str, Exception]] = []
         limit = anyio.CapacityLimiter(_AT_ONCE)
 
@@ -246,7 +265,8 @@ class Claims:
                     change = {"spec": {"lifecycle": {"shutdownTime": _time(until)}}}
                     await self._api.request("PATCH", self._api.agent_sandbox(CLAIMS, name), change)
                 except (ApiRefused, SandboxUnavailable) as error:
-                    if name in self._held and not (isinstance(error, ApiRefused) and error.missing):
+                    missing = isinstance(error, ApiRefused) and error.missing
+                    if name in self._held and name not in self._ending and not missing:
                         failures.append((name, error))
                 else:
                     if name in self._held:
@@ -319,4 +339,4 @@ def _is_gone(claim: Object | None) -> bool:
 
 
 def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return datetime.fromtimestamp(math.ceil(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
