@@ -279,6 +279,31 @@ def _traces(sandbox_id: str, run_dir: Path) -> list[str]:
     return [*there, *held, *(str(path) for path in run_dir.glob(f"{sandbox_id}*"))]
 
 
+def _claiming_provider(settings: SandboxSettings, run_dir: Path) -> StreamProvider:
+    if not namespace_of(run_dir).custom:
+        install(run_dir).apply(*pool_of("python", replicas=1))
+    return pod_provider(settings, run_dir)
+
+
+def _claimed_pod(sandbox_id: str, run_dir: Path) -> str:
+    claim = namespace_of(run_dir).custom["sandboxclaims"][name_of(sandbox_id)]
+    return str(claim["status"]["sandbox"]["name"])
+
+
+CLAIMS = Backend(
+    name="kubernetes-claims",
+    make=_claiming_provider,
+    own_uids=True,
+    kill_helper=lambda sandbox, run_dir: cluster().kill(
+        namespace_of(run_dir), _claimed_pod(sandbox.sandbox_id, run_dir)
+    ),
+    traces=lambda sandbox_id, run_dir: [
+        each
+        for each in (*namespace_of(run_dir).custom["sandboxclaims"], *namespace_of(run_dir).pods)
+        if each.startswith(name_of(sandbox_id))
+    ],
+)
+"""In the fake cluster."""
 KUBERNETES = Backend(
     name="kubernetes",
     make=pod_provider,

@@ -12,7 +12,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from cluster_support import KUBERNETES
+from cluster_support import CLAIMS, KUBERNETES
 from docker_support import DOCKER, GVISOR, RUNSC, STREAM
 from sandbox_backend import Backend
 
@@ -65,5 +65,6 @@ def _local(as_root: bool) -> Backend:
 LOCAL = [_local(True), _local(False)] if os.geteuid() == 0 else [_local(False)]
 BACKENDS = [*LOCAL, *(pytest.param(each, marks=pytest.mark.docker) for each in (DOCKER, STREAM))]
 BACKENDS.append(pytest.param(KUBERNETES, marks=pytest.mark.cluster))
+BACKENDS.append(pytest.param(CLAIMS, marks=[pytest.mark.cluster, pytest.mark.thorough]))
 if RUNSC:
     BACKENDS.append(pytest.param(GVISOR, marks=[pytest.mark.docker, pytest.mark.runsc]))
