@@ -18,15 +18,13 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import wraps
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, Protocol, TypeVar
 
 from turnstile import errors
 from turnstile.models import PauseMode, TensorFormat, WeightBucketRequest
 
 if TYPE_CHECKING:
     import torch
-
-    from turnstile.sync import Client
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -47,8 +45,18 @@ PICKLE_PROTOCOL: Final = 4
 """The newest that every Python of the last ten years reads."""
 
 
+class ToldServers(Protocol):
+    """The part of ``Client`` that ``announced`` calls."""
+
+    def begin_weights(self, version: str, *, mode: PauseMode = "retract") -> object: ...
+
+    def commit_weights(self) -> object: ...
+
+    def abort_weights(self) -> object: ...
+
+
 def announced(
-    update: Callable[P, T], client: Client, version: Callable[P, str], *, mode: PauseMode = "retract"
+    update: Callable[P, T], client: ToldServers, version: Callable[P, str], *, mode: PauseMode = "retract"
 ) -> Callable[P, T]:
     """``update``, by which a trainer gives engines its weights, with Turnstile's servers told around each call:
 
