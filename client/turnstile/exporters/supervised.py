@@ -17,9 +17,10 @@ from typing import Any
 
 import numpy as np
 
+from turnstile.exporters.chat import conversation, openai_message
 from turnstile.exporters.trained_rows import response_start, trained_rows
 from turnstile.groups import by_group
-from turnstile.models import BreakReason, EpisodeStatus, Message, Sample, Turn
+from turnstile.models import BreakReason, EpisodeStatus, Sample, TurnFacts
 from turnstile.rollout import Rollout
 
 IGNORED = -100
@@ -60,46 +61,21 @@ def to_token_rows(rollouts: Iterable[Rollout], accept: Accept = Accept()) -> Ite
             yield {"input_ids": row.input_ids.tolist(), "labels": labels.tolist()}
 
 
-def to_chat_rows(turns: Sequence[Turn], tools: Sequence[Mapping[str, Any]] = ()) -> Iterator[dict[str, Any]]:
+def to_chat_rows(turns: Sequence[TurnFacts], tools: Sequence[Mapping[str, Any]] = ()) -> Iterator[dict[str, Any]]:
     """``{"prompt", "completion"}`` of each model call of an episode (``client.episode(id).turns()``), in OpenAI's
     messages: each reply is trained once, whatever calls come after it.
 
     ``tools``: their schemas, for the template; a recording has their hash alone. A reply that was cut is left out.
     Choose the episodes with ``Accept.takes``.
     """
-    by_id = {turn.turn_id: turn for turn in turns}
+    recorded = {turn.turn_id: turn for turn in turns}
     for turn in turns:
-        if turn.finish_reason != "stop":
-            continue
-        path = [turn]
-        while (parent := path[-1].parent_id) is not None:
-            path.append(by_id[parent])
-        said: list[dict[str, Any]] = []
-        for each in reversed(path):
-            said += [_openai(message) for message in each.new_messages]
-            said.append(_openai(each.reply))
-        row = {"prompt": said[:-1], "completion": said[-1:]}
-        yield {**row, "tools": [dict(tool) for tool in tools]} if tools else row
-
-
-def _openai(message: Message) -> dict[str, Any]:
-    found: dict[str, Any] = {"role": message.role, "content": message.content}
-    if message.reasoning is not None:
-        found["reasoning_content"] = message.reasoning
-    if message.tool_calls:
-        found["tool_calls"] = [
-            {
-                "type": "function",
-                "id": call.id,
-                "function": {"name": call.name, "arguments": _arguments(call.arguments)},
-            }
-            for call in message.tool_calls
-        ]
-    if message.tool_call_id is not None:
-        found["tool_call_id"] = message.tool_call_id
-    if message.name is not None:
-        found["name"] = message.name
-    return found
+        if turn.finish_reason == "stop":
+            said = [*conversation(turn, recorded), openai_message(turn.reply)]
+            for call in (call for message in said for call in message.get("tool_calls", ())):
+                call["function"]["arguments"] = _arguments(call["function"]["arguments"])
+            row: dict[str, Any] = {"prompt": said[:-1], "completion": said[-1:]}
+            yield {**row, "tools": [dict(tool) for tool in tools]} if tools else row
 
 
 def pairs(rollouts: Iterable[Rollout], *, margin: float = 0.0, most: int = 1) -> Iterator[tuple[Rollout, Rollout]]:
