@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
+import socket
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -145,7 +146,8 @@ class ScriptedEngine:
 
 
 @asynccontextmanager
-async def scripted_engine() -> AsyncIterator[ScriptedEngine]:
+async def scripted_engine(listener: socket.socket | None = None) -> AsyncIterator[ScriptedEngine]:
+    """``listener``: where it listens; unless given, at a free port of the loopback."""
     engine = ScriptedEngine()
 
     async def generate(request: web.Request) -> web.StreamResponse:
@@ -216,10 +218,10 @@ async def scripted_engine() -> AsyncIterator[ScriptedEngine]:
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.0, keepalive_timeout=1e9)
     await runner.setup()
     try:
-        site = web.TCPSite(runner, "127.0.0.1", 0)
+        site = web.TCPSite(runner, "127.0.0.1", 0) if listener is None else web.SockSite(runner, listener)
         await site.start()
-        port = runner.addresses[0][1]
-        engine.url = f"http://127.0.0.1:{port}"
+        host, port = runner.addresses[0][:2]
+        engine.url = f"http://{host}:{port}"
         yield engine
     finally:
         await runner.cleanup()
