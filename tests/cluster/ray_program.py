@@ -12,11 +12,14 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +28,7 @@ import ray
 import ray.cluster_utils
 import ray.util
 
-from turnstile import AsyncNewEpisodeHandle, ClientSettings, Rollout, errors
+from turnstile import AsyncClient, AsyncNewEpisodeHandle, ClientSettings, Rollout, errors
 from turnstile.ray import Cluster, Router, VerlServers
 from turnstile.ray.server_source import actor_names
 
@@ -53,7 +56,7 @@ class Ray:
             initialize_head=True, head_node_args={**args, "num_cpus": 0, "_system_config": HEALTH}
         )
         self._nodes = {
-            address: self._cluster.add_node(wait=False, num_cpus=2, node_ip_address=address, **args)
+            address: self._cluster.add_node(wait=False, num_cpus=3, node_ip_address=address, **args)
             for address in (f"127.0.1.{number}" for number in range(1, NODES + 1))
         }
         os.environ["RAY_ADDRESS"] = self._cluster.address  # as in a job
@@ -113,7 +116,7 @@ def small(name: str, **changes: Any) -> Cluster:
 
 def bad_inputs() -> dict[str, str]:
     return {
-        "room": refusal(lambda: small("bad", servers=7)),
+        "room": refusal(lambda: small("bad", servers=10)),
         "start": refusal(lambda: small("bad", model=f"{FOLDER}/nothing")),
         "engines": refusal(lambda: small("bad", engines=VerlServers())),
         "router": refusal(lambda: small("bad", engines=Router(ENGINE))),
@@ -139,44 +142,102 @@ def verl() -> list[str]:
     return found
 
 
-async def lose_a_node(cluster: Cluster, nodes: Ray) -> dict[str, Any]:
-    """Rollouts of an agent in this process, of which each asks the model twice; a node dies between the two."""
-    held = asyncio.Event()
-    begun: list[str] = []
-    given: list[Rollout] = []
+class Healthy(BaseHTTPRequestHandler):
+    """An engine as far as a router looks at it."""
 
-    async def ask(http: httpx.AsyncClient, handle: AsyncNewEpisodeHandle, text: str) -> None:
+    def do_GET(self) -> None:
+        body = b'{"model_path": "m", "served_model_name": "m"}'
+        self.send_response(200)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def router() -> list[str]:
+    """What is said of a real sglang-router until its two engines are found."""
+    engines = [ThreadingHTTPServer(("127.0.0.1", 0), Healthy) for _ in range(2)]
+    for engine in engines:
+        threading.Thread(target=engine.serve_forever, daemon=True).start()
+    urls = [f"http://127.0.0.1:{engine.server_port}" for engine in engines]
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+        port, metrics = one.getsockname()[1], other.getsockname()[1]
+    command = [sys.executable, "-m", "sglang_router.launch_router", "--worker-urls", *urls, "--log-level", "error"]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(metrics)]
+    refused = set[str]()
+
+    def found() -> list[str]:
+        try:
+            return sorted(Router(f"http://127.0.0.1:{port}/").urls())
+        except errors.SetupFault as error:
+            refused.add(error.message)
+            return []
+
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    try:
+        wait_until(lambda: found() == sorted(urls))
+    finally:
+        process.terminate()
+        process.wait()
+        for engine in engines:
+            engine.shutdown()
+            engine.server_close()
+    return sorted(refused)
+
+
+class HeldRollouts:
+    """Rollouts of an agent in this process, of which each asks the model twice; ``held`` is between the two."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+        self.held = asyncio.Event()
+        self.begun: list[str] = []
+        self.given: list[Rollout] = []
+
+    async def begin(self) -> asyncio.Task[None]:
+        """The task that collects them, once as many as may be at once have asked."""
+        collecting = asyncio.create_task(self._collect())
+        await until(lambda: len(self.begun) >= AT_ONCE or collecting.done())
+        return collecting
+
+    def told(self) -> list[list[Any]]:
+        return [[one.rollout_id, one.status, one.attempts, bool(one.lost)] for one in self.given]
+
+    async def _collect(self) -> None:
+        tasks = ["Say hello."] * (ROLLOUTS // 4)
+        async for rollout in self._client.rollouts(
+            tasks, agent=self._agent, n=4, max_concurrent=AT_ONCE, samples="if_any"
+        ):
+            self.given.append(rollout)
+
+    async def _agent(self, handle: AsyncNewEpisodeHandle) -> None:
+        async with httpx.AsyncClient(headers={"x-api-key": handle.episode_key or ""}, timeout=60) as http:
+            await self._ask(http, handle, "first")
+            self.begun.append(handle.episode_id)
+            await self.held.wait()
+            await self._ask(http, handle, "second")
+
+    async def _ask(self, http: httpx.AsyncClient, handle: AsyncNewEpisodeHandle, text: str) -> None:
         body = {"model": "m", "max_tokens": 4, "messages": [{"role": "user", "content": text}]}
         answer = await http.post(f"{handle.model_url}/v1/chat/completions", json=body)
         answer.raise_for_status()
 
-    async def agent(handle: AsyncNewEpisodeHandle) -> None:
-        async with httpx.AsyncClient(headers={"x-api-key": handle.episode_key or ""}, timeout=60) as http:
-            await ask(http, handle, "first")
-            begun.append(handle.episode_id)
-            await held.wait()
-            await ask(http, handle, "second")
 
+async def lose_a_node(cluster: Cluster, nodes: Ray) -> dict[str, Any]:
     async with cluster.async_client(SETTINGS) as client:
-
-        async def collect() -> None:
-            tasks = ["Say hello."] * (ROLLOUTS // 4)
-            async for rollout in client.rollouts(
-                tasks, agent=agent, n=4, max_concurrent=AT_ONCE, samples="if_any"
-            ):
-                given.append(rollout)
-
-        collecting = asyncio.create_task(collect())
-        await until(lambda: len(begun) >= AT_ONCE or collecting.done())
+        rollouts = HeldRollouts(client)
+        collecting = await rollouts.begin()
         before = {row.url: row for row in await client.servers()}
         reports = {report.url: report for report in await asyncio.to_thread(cluster.servers)}
         victim = max(before.values(), key=lambda row: row.open)
         lost = reports[victim.url]
         killed = asyncio.create_task(asyncio.to_thread(nodes.kill, lost.address))
         at = time.monotonic()
-        await until(lambda: len(begun) >= AT_ONCE + victim.open or collecting.done())
+        await until(lambda: len(rollouts.begun) >= AT_ONCE + victim.open or collecting.done())
         again_s = time.monotonic() - at
-        held.set()
+        rollouts.held.set()
         await collecting
         done_s = time.monotonic() - at
         await killed
@@ -184,10 +245,38 @@ async def lose_a_node(cluster: Cluster, nodes: Ray) -> dict[str, Any]:
         "open": {row.url: row.open for row in before.values()},
         "node": sorted({row.load.node for row in before.values() if row.load is not None}),
         "lost": {"name": lost.name, "address": lost.address, "open": victim.open},
-        "given": [[one.rollout_id, one.status, one.attempts, bool(one.lost)] for one in given],
-        "turns": [one.episode.stats.turns for one in given if one.episode is not None],
+        "given": rollouts.told(),
+        "turns": [one.episode.stats.turns for one in rollouts.given if one.episode is not None],
         "again_s": round(again_s, 1),
         "done_s": round(done_s, 1),
+    }
+
+
+async def preempt(cluster: Cluster) -> dict[str, Any]:
+    """A node with one of the three servers is to be taken away in ten minutes."""
+    every = await asyncio.to_thread(cluster.servers)
+    [victim] = [one for one in every if [other.address for other in every].count(one.address) == 1]
+    async with cluster.async_client(SETTINGS) as client:
+        rollouts = HeldRollouts(client)
+        collecting = await rollouts.begin()
+        drain = [sys.executable, "-m", "ray.scripts.scripts", "drain-node", "--node-id", victim.node_id]
+        drain += ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "spot"]
+        drain += ["--deadline-remaining-seconds", "600"]
+        noticed = await asyncio.to_thread(subprocess.run, drain, capture_output=True, text=True, check=False)
+        assert noticed.returncode == 0, noticed.stderr
+        states: set[str] = set()
+        while "draining" not in states and not collecting.done():
+            states = {row.state for row in await client.servers() if row.url == victim.url}
+            await asyncio.sleep(0.1)
+        rollouts.held.set()
+        await collecting
+    await until(lambda: not processes(f"{FOLDER}/{victim.name}"))
+    after = {one.name: one for one in await asyncio.to_thread(cluster.servers)}
+    return {
+        "states": sorted(states),
+        "given": rollouts.told(),
+        "after": after[victim.name].why,
+        "name": victim.name,
     }
 
 
@@ -261,6 +350,8 @@ def main() -> None:
         with timed(times, "bad"):
             seen["bad"] = bad_inputs()
         seen["verl"] = verl()
+        with timed(times, "router"):
+            seen["router"] = router()
         with timed(times, "loss"):
             seen["loss"] = asyncio.run(lose_a_node(cluster, nodes))
             lost = seen["loss"]["lost"]
@@ -272,6 +363,8 @@ def main() -> None:
             seen["worker"] = kill_worker(cluster, folder)
         with timed(times, "weights"):
             seen["weights"] = weights(cluster)
+        with timed(times, "preempted"):
+            seen["preempted"] = asyncio.run(preempt(cluster))
         with timed(times, "scale"):
             cluster.scale(2, drain_s=60.0)
             seen["scaled"] = [actor_names("fleet"), len(processes(folder))]

@@ -85,6 +85,17 @@ async def test_a_node_that_dies_costs_its_rollouts_another_attempt_and_no_more(s
     assert len(loss["node"]) == 1, "the host's name of this machine"
 
 
+async def test_a_node_with_a_notice_of_preemption_ends_its_rollouts_and_takes_no_more(
+    seen: dict[str, Any],
+) -> None:
+    preempted = seen["preempted"]
+    assert preempted["states"] == ["draining"]
+    ids = [rollout_id for rollout_id, *_ in preempted["given"]]
+    assert len(set(ids)) == len(ids) == 24
+    assert {tuple(rest) for _, *rest in preempted["given"]} == {("completed", 1, False)}
+    assert preempted["after"].startswith("Ray drains its node"), "its server has ended, and is not started again"
+
+
 async def test_its_server_comes_back_on_another_node(seen: dict[str, Any]) -> None:
     loss = seen["loss"]
     assert sorted(loss["back"]) == ["fleet/0", "fleet/1", "fleet/2"]
@@ -115,10 +126,11 @@ async def test_other_processes_find_the_same_servers_by_their_name(seen: dict[st
     for name in ("fleet/0", "fleet/1", "fleet/2"):
         assert re.search(rf"{name} +127\.0\.1\.\d +http://127\.0\.1\.\d:\d+", shown)
     assert "--url ray:fleet" in said
-    assert seen["scaled"] == [["fleet/0", "fleet/1"], 4]
+    served = {"fleet/0", "fleet/1"} - {seen["preempted"]["name"]}
+    assert seen["scaled"] == [["fleet/0", "fleet/1"], 2 * len(served)]
     code, shown, said = seen["other"]
     assert code == 0, said
-    assert len(re.findall(r"http://127\.0\.1\.\d:\d+", shown)) >= 2
+    assert len(set(re.findall(r"http://127\.0\.1\.\d:\d+", shown))) == len(served)
 
 
 async def test_the_example_of_the_page_runs(seen: dict[str, Any]) -> None:
@@ -135,10 +147,17 @@ async def test_verls_rollout_servers_are_found_by_their_names(seen: dict[str, An
     assert seen["verl"] == ["http://10.0.0.7:40123"]
 
 
+async def test_the_healthy_engines_of_a_real_router_are_found(seen: dict[str, Any]) -> None:
+    """The program waits for them."""
+    assert seen["router"]
+    for said in seen["router"]:
+        assert "does not answer" in said or "has no healthy engine yet" in said
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("room", "SetupFault: the Ray cluster has room for 6 servers, and 7 are asked for"),
+        ("room", "SetupFault: the Ray cluster has room for 9 servers, and 10 are asked for"),
         ("start", "SetupFault: server bad/0 on 127.0.1.* does not start: *nothing*"),
         ("engines", "SetupFault: no actor of this Ray cluster is named"),
         ("router", "SetupFault: the router of the engines does not answer: *workers"),

@@ -7,6 +7,8 @@ user hold is played by ``tests/sandboxes/test_oci_sandboxes.py``.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import ctypes
 import json
 import os
@@ -16,9 +18,11 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
 import anyio
 import pytest
@@ -114,6 +118,28 @@ def site() -> Iterator[Site]:
             process.wait()
 
 
+@asynccontextmanager
+async def bridged(listener: socket.socket, url: str) -> AsyncIterator[str]:
+    """The address at which connections to the listener reach a server of another network."""
+    target = urlsplit(url)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            other_reader, other_writer = await asyncio.open_connection(target.hostname, target.port)
+            await asyncio.gather(pump(reader, other_writer), pump(other_reader, writer))
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while part := await reader.read(1 << 16):
+                writer.write(part)
+        finally:
+            writer.close()
+
+    host, port = listener.getsockname()
+    async with await asyncio.start_server(serve, sock=listener):
+        yield f"http://{host}:{port}"
+
+
 def blocks_of_the_page() -> tuple[str, list[str]]:
     """The batch script, and the lines that the reader types."""
     section = PAGE.read_text("utf-8").partition("\n## Slurm\n")[2].partition("\n## ")[0]
@@ -137,36 +163,36 @@ async def test_the_recipe_of_the_page_plays_rollouts_on_three_nodes_and_drains_b
 ) -> None:
     """``limit``: ten minutes before it Slurm itself sends the signal; else the test has it sent."""
     daemons = site.processes()
-    image, held, asking = site.folder / "python.tar", anyio.Event(), set[str]()
+    image, held = site.folder / "python.tar", anyio.Event()
     await anyio.run_process(["docker", "image", "save", "--output", str(image), docker_image])
 
     async def generate(request: web.Request) -> web.StreamResponse:
-        asking.add(str(request.remote))
         await held.wait()
         return await answer_by_name(request)
 
-    async with scripted_engine(site.listener()) as engine:
+    async with scripted_engine() as engine, bridged(site.listener(), engine.url) as url:
         engine.generate = generate
         engine.tokens = [list(ids) for ids in probe_of(tiny_model).ids]
         script, (key, submit, run) = blocks_of_the_page()
-        values = {"/shared/model": str(tiny_model), "http://gpu-1:30000": engine.url}
+        values = {"/shared/model": str(tiny_model), "http://gpu-1:30000": url}
         values |= {"/shared/python.tar": str(image), "--nodes=4": f"--nodes={NODES}"}
         (site.home / "servers.sbatch").write_text(with_values(script, values))
         site.sh(key)
         job = site.sh(with_values(submit, {"sbatch ": f"sbatch {limit}"})).split()[-1]
         servers = site.home / "turnstile" / f"servers-{job}"
         await wait_until(lambda: len([*servers.glob("[0-9]")]) == NODES, "three files of addresses")
-        ask = 'curl -fsS -H "Authorization: Bearer $(cat ~/turnstile/key)" $(cat {})/load || true'
-        loads = [partial(site.sh, ask.format(servers / str(rank))) for rank in range(NODES)]
-        for load in loads:  # all serve: one that is late may find nothing left to do
-            await wait_until(load)
+        ask = 'curl -fsS -H "Authorization: Bearer $(cat ~/turnstile/key)" $(cat {})/load || echo {{}}'
+
+        def loads() -> list[dict[str, Any]]:
+            return [json.loads(site.sh(ask.format(servers / str(rank)))) for rank in range(NODES)]
+
+        await wait_until(lambda: all(loads()), "all serve: one that is late may find nothing left to do")
         typed = site.command("bash", "-euc", with_values(run, {"JOB": job}))
         running = await anyio.open_process(typed, stderr=subprocess.STDOUT)
-        await wait_until(lambda: len(asking) == NODES or running.returncode is not None)
+        await wait_until(lambda: all(load["running"] for load in loads()), "episodes on every server")
         if not limit:
             site.sh(f"scancel --batch --signal=TERM {job}")
-        for load in loads:
-            await wait_until(lambda load=load: json.loads(load())["draining"], within_s=240)
+        await wait_until(lambda: all(load["draining"] for load in loads()), "the signal", within_s=240)
         held.set()
         assert running.stdout is not None
         said = b"".join([part async for part in running.stdout]).decode()

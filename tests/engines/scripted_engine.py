@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
-import socket
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -146,8 +145,7 @@ class ScriptedEngine:
 
 
 @asynccontextmanager
-async def scripted_engine(listener: socket.socket | None = None) -> AsyncIterator[ScriptedEngine]:
-    """``listener``: where it listens; unless given, at a free port of the loopback."""
+async def scripted_engine() -> AsyncIterator[ScriptedEngine]:
     engine = ScriptedEngine()
 
     async def generate(request: web.Request) -> web.StreamResponse:
@@ -218,10 +216,10 @@ async def scripted_engine(listener: socket.socket | None = None) -> AsyncIterato
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.0, keepalive_timeout=1e9)
     await runner.setup()
     try:
-        site = web.TCPSite(runner, "127.0.0.1", 0) if listener is None else web.SockSite(runner, listener)
+        site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
-        host, port = runner.addresses[0][:2]
-        engine.url = f"http://{host}:{port}"
+        port = runner.addresses[0][1]
+        engine.url = f"http://127.0.0.1:{port}"
         yield engine
     finally:
         await runner.cleanup()

@@ -2,8 +2,9 @@
 
 The server is a child process, in whatever Python has the server package, and ends with the actor's worker, also
 when that is killed (``turnstile._supervise``). It is started again in its data directory whenever it ends unasked;
-when the worker or the node dies, Ray starts the actor again, elsewhere if need be, and that one the server. What
-must hold: an actor that was asked to stop has no process left; every method but ``stop`` answers at once.
+when the worker or the node dies, Ray starts the actor again, elsewhere if need be, and that one the server. On a
+node that Ray drains, as one that is preempted, the server drains too. What must hold: an actor that was asked to
+stop has no process left; every method but ``stop`` answers at once.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -20,6 +20,7 @@ import anyio
 import anyio.to_thread
 import httpx
 import ray
+import ray.exceptions
 import ray.util
 
 from turnstile import errors
@@ -31,6 +32,9 @@ FIRST_PAUSE_S = 1.0
 MOST_PAUSE_S = 30.0
 DRAIN_CALL_S = 10.0
 """For the answer to the request to drain."""
+NODE_LOOK_S = 2.0
+"""Between two questions whether the node is drained: notices of preemption are half a minute or longer."""
+NODE_DRAINS = "Ray drains its node: it is started again elsewhere when the node is gone"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +58,7 @@ class ServerReport:
     name: str
     """The actor's."""
     state: Literal["starting", "ready", "failed"]
-    """``failed``: it ended, and is started again after a pause."""
+    """``failed``: it ended, and is started again after a pause, or elsewhere."""
     url: str | None
     """Its control API, where it is ``ready``."""
     why: str | None
@@ -95,18 +99,26 @@ class ServerActor:
     def stop(self, drain_s: float) -> None:
         """Ends the server for good. It takes no new episodes; those that it has get ``drain_s`` seconds."""
         self._stopping.set()
-        server = self._server
-        if server is not None and drain_s > 0:
-            with suppress(httpx.HTTPError):  # it has ended, or is ended below
-                headers = {"authorization": f"Bearer {self._plan.key}"}
-                httpx.post(f"{server.url}/drain", headers=headers, timeout=DRAIN_CALL_S).raise_for_status()
-                self._thread.join(drain_s)
+        if drain_s > 0 and self._drain():
+            self._thread.join(drain_s)
         self._cut.set()
         self._thread.join()
+
+    def _drain(self) -> bool:
+        """Tells the server to drain. False: there is none, or it has just ended."""
+        server, headers = self._server, {"authorization": f"Bearer {self._plan.key}"}
+        if server is None:
+            return False
+        try:
+            httpx.post(f"{server.url}/drain", headers=headers, timeout=DRAIN_CALL_S).raise_for_status()
+        except httpx.HTTPError:
+            return False
+        return True
 
     async def _keep(self) -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._until_cut, tasks.cancel_scope)
+            tasks.start_soon(self._until_node_drains)
             pause_s = FIRST_PAUSE_S
             while not self._stopping.is_set():
                 was_ready = await self._serve_once()
@@ -118,6 +130,18 @@ class ServerActor:
     async def _until_cut(self, scope: anyio.CancelScope) -> None:
         await anyio.to_thread.run_sync(self._cut.wait, abandon_on_cancel=True)
         scope.cancel()
+
+    async def _until_node_drains(self) -> None:
+        drains = False
+        while not drains:
+            await anyio.sleep(NODE_LOOK_S)
+            drains = await anyio.to_thread.run_sync(_is_drained, self._node_id, abandon_on_cancel=True)
+        self._why = NODE_DRAINS
+        self._stopping.set()
+        while not await anyio.to_thread.run_sync(self._drain, abandon_on_cancel=True):
+            if self._server is None:  # it starts, or is to be started
+                self._cut.set()
+            await anyio.sleep(NODE_LOOK_S)
 
     async def _serve_once(self) -> bool:
         """Runs the server until it ends. True if it was ready."""
@@ -132,7 +156,8 @@ class ServerActor:
             ) as server:
                 self._server, self._state, self._why = server, "ready", None
                 code = await server.ended()
-                self._why = f"the server ended with exit code {code}: {last_words(log)}"
+                if not self._stopping.is_set():
+                    self._why = f"the server ended with exit code {code}: {last_words(log)}"
         except (PrivateServerError, errors.TurnstileError, OSError) as error:
             self._why = str(error)
         finally:
@@ -148,3 +173,11 @@ class ServerActor:
 
     def _python(self) -> str:
         return self._plan.python or sys.executable
+
+
+def _is_drained(node_id: str) -> bool:
+    """True once Ray is to take the node away. No public call of Ray 2.60 tells it; Ray Train asks this one too."""
+    try:
+        return node_id in ray._private.state.state.get_draining_nodes()
+    except (AttributeError, RuntimeError, ray.exceptions.RayError):
+        return False  # a Ray without it, or one that does not answer: then the node's end comes without notice
