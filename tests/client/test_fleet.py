@@ -32,7 +32,7 @@ from turnstile import (
     _server_fleet,
 )
 from turnstile.errors import ProtocolError, SourceUnavailable
-from turnstile.models import EpisodeRequest, EpisodeStatus
+from turnstile.models import EpisodeRequest, EpisodeStatus, Fault
 from turnstile.rollout import Rollout
 from turnstile.servers import DnsServers, FileServers, checked_source
 from waiting import wait_until
@@ -360,7 +360,9 @@ def _further(server: StubServer, looks: int) -> bool:
 
 
 @pytest.mark.slow
-async def test_a_source_that_flaps_makes_some_rollouts_again_and_gives_none_twice(fleet: Fleet) -> None:
+@pytest.mark.parametrize("what", ["source", "server"])
+async def test_what_flaps_makes_some_rollouts_again_and_gives_none_twice(fleet: Fleet, what: str) -> None:
+    """``server``: it is away each time, too, and comes back elsewhere."""
     one, other, run = fleet.start(), fleet.start(), Run()
     one.play = other.play = lasting(0.15)
     fleet.name(one, other)
@@ -368,11 +370,88 @@ async def test_a_source_that_flaps_makes_some_rollouts_again_and_gives_none_twic
         task = asyncio.create_task(run.collect(client, ["a"] * 30, max_concurrent=6, retries=30))
         while not task.done():
             fleet.name(one)
+            if what == "server":
+                fleet.stop(other)
             await anyio.sleep(0.2)
+            if what == "server":
+                fleet.start(other)
             fleet.name(other, one)
             await anyio.sleep(0.1)
         await task
     run.once_each(30)
+
+
+@pytest.mark.parametrize("what", ["release", "key"])
+async def test_a_server_that_becomes_another_one_in_mid_run_loses_its_rollouts_and_says_why(
+    fleet: Fleet, what: str
+) -> None:
+    changed, other, run = fleet.start(), fleet.start(), Run()
+    changed.play = other.play = lasting(FOR_EVER)
+    fleet.name(changed, other)
+    async with fleet.client() as client:
+        task = asyncio.create_task(run.collect(client, ["a"] * 4, max_concurrent=4))
+        await wait_until(lambda: len(changed.open) + len(other.open) == 4 and changed.open)
+        moved = len(changed.open)
+        if what == "release":
+            changed.release = "99.1.0"
+        else:
+            changed.key = "another"
+        await wait_until(lambda: len(other.open) == 4)
+        other.let_end()
+        await task
+    run.once_each(4)
+    lost = [error for rollout in run.given for error in rollout.lost]
+    assert len(lost) == moved
+    for error in lost:
+        assert (error.type, error.fault) == ("server_lost", Fault.INFRASTRUCTURE)
+        assert f"{changed.url} cannot be used: " in error.message
+        assert ("use one release" if what == "release" else "unauthorized") in error.message
+
+
+async def test_a_machine_that_is_listed_under_two_names_is_used_once(fleet: Fleet) -> None:
+    server, run = fleet.start(), Run()
+    names = [server.url, server.url.replace("127.0.0.1", "localhost")]
+    async with AsyncClient(names, settings=QUICK) as client:
+        await run.collect(client, ["a"] * 6, max_concurrent=6)
+        found = {each.state: each for each in await client.servers()}
+    run.once_each(6)
+    assert len(server.created) == 6
+    assert set(found) == {"ready", "refused"}
+    assert f"the server at {found['ready'].url} (" in str(found["refused"].why)
+
+
+async def test_a_name_that_cannot_be_looked_up_meanwhile_changes_nothing(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    server, run = fleet.start(), Run()
+    server.play = lasting(FOR_EVER)
+    number: int | None = 0
+
+    async def look_up(host: str, port: int, **_: object) -> list[tuple[object, ...]]:
+        if number is None:
+            await anyio.sleep_forever()
+        if number:
+            raise socket.gaierror(number, "it says no")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
+
+    monkeypatch.setattr(anyio, "getaddrinfo", look_up)
+    monkeypatch.setattr(_server_fleet, "LOOK_TIMEOUT_S", 0.2)
+    async with AsyncClient(f"dns://turnstile.rl.svc:{server.url.rpartition(':')[2]}", settings=QUICK) as client:
+        task = asyncio.create_task(run.collect(client, ["a"] * 2, max_concurrent=2))
+        await wait_until(lambda: len(server.open) == 2)
+        for number in (socket.EAI_AGAIN, socket.EAI_NONAME, socket.EAI_FAIL, None, 0):  # noqa: B007
+            await wait_until(partial(_further, server, server.looks + 3))
+        server.let_end()
+        await task
+    run.once_each(2)
+    assert {rollout.attempts for rollout in run.given} == {1}
+    for said in (
+        "cannot be looked up: it says no",
+        "names no server",
+        "gave no answer within",
+        "can be read again",
+    ):
+        assert said in caplog.text
 
 
 async def test_servers_that_cannot_be_used_are_left_out_and_told(
