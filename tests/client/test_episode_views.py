@@ -6,6 +6,7 @@ import io
 import os
 import pty
 import signal
+import socket
 import subprocess
 import sys
 import termios
@@ -179,6 +180,8 @@ def test_top_shows_servers_engines_and_open_episodes_once(door: Door) -> None:
     assert shown.returncode == DONE, shown.stderr
     [server] = row["servers"]
     assert server["server"] == door.url
+    assert server["node"] == socket.gethostname()
+    assert server["node"] in shown.stdout
     assert server["episodes"]["running"] >= 1
     assert server["engine"]["ok"]
     assert "ep_of_top" in [each["episode_id"] for each in row["episodes"]]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+from importlib.metadata import version
+
 from turnstile.models import (
     Break,
     BreakReason,
@@ -33,6 +36,11 @@ def test_a_call_counts_by_dialect_and_status_and_leaves_nothing_in_flight() -> N
     assert 'turnstile_call_seconds_sum{dialect="chat"} 2.0' in found
     assert "turnstile_engine_seconds_count 1.0" in found
     assert "turnstile_overhead_seconds_sum 0.5" in found
+
+
+def test_it_says_on_which_host_it_is_counted() -> None:
+    found = f'turnstile_server_info{{node="{socket.gethostname()}",release="{version("turnstile-rl")}"}} 1.0'
+    assert found in lines(Metrics())
 
 
 def test_episodes_are_a_gauge_by_status_until_they_end_and_then_a_counter() -> None:

@@ -38,6 +38,7 @@ def test_counters_histograms_and_amounts_are_summed() -> None:
     assert found["turnstile_call_seconds_bucket", (("dialect", "chat"), ("le", "0.025"))] == 5
     assert found["turnstile_call_seconds_bucket", (("dialect", "chat"), ("le", "0.01"))] == 0
     assert found["turnstile_episodes", (("status", "running"),)] == 5
+    assert [value for (name, _), value in found.items() if name == "turnstile_server_info"] == [1]
     routes = {labels for name, labels in found if name == "turnstile_control_requests_total"}
     assert routes == {(("route", "/episodes"), ("status", "201"))}, "each request is counted once, by the front"
 

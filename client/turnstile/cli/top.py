@@ -31,6 +31,7 @@ from turnstile.models import EngineInfo, Episode, EpisodeStatus
 from turnstile.sync import Client
 from turnstile.visible import visible, visible_line
 
+_NODE = re.compile(r'^turnstile_server_info{node="([^"]*)"', re.MULTILINE)
 _SAMPLE = re.compile(r"(turnstile_\w+)(?:{(.*)})? (\S+)")
 _OPEN = (EpisodeStatus.RUNNING, EpisodeStatus.GRADING, EpisodeStatus.PREPARING, EpisodeStatus.QUEUED)
 _RATES = {
@@ -48,6 +49,7 @@ _SERVERS = [
     ),
     Column("in flight", "number", "calls"),
     *(Column(status.value, "number", status.value[:4]) for status in reversed(_OPEN)),
+    Column("node", "text", optional=True),
 ]
 _WORKERS = [
     Column("engine"),
@@ -123,18 +125,21 @@ class _Interrupts:
 @dataclass(frozen=True, slots=True)
 class Look:
     """The servers at one moment. ``metrics``: by URL, by name, the sum over the labels; the status of ``episodes``
-    apart."""
+    apart. ``nodes``: the host's name of each that tells it."""
 
     at: float
     metrics: Mapping[str, Mapping[str, float]]
+    nodes: Mapping[str, str]
     engines: Mapping[str, EngineInfo]
     episodes: Sequence[Episode]
 
     @classmethod
     def take(cls, client: Client, limit: int) -> Look:
-        metrics = {server: _sums(text) for server, text in client.metrics().items()}
+        told = client.metrics()
+        metrics = {server: _sums(text) for server, text in told.items()}
+        nodes = {server: found[1] for server, text in told.items() if (found := _NODE.search(text))}
         episodes = islice((each for status in _OPEN for each in client.episodes(status=status)), limit)
-        return cls(time.monotonic(), metrics, client.engine(), tuple(episodes))
+        return cls(time.monotonic(), metrics, nodes, client.engine(), tuple(episodes))
 
     def rates(self, before: Look, server: str) -> dict[str, float]:
         """A counter that is less than before began anew: its server was started again."""
@@ -158,6 +163,7 @@ class Look:
         servers = [
             {
                 "server": server,
+                "node": self.nodes.get(server),
                 "rates": self.rates(before, server),
                 "calls_in_flight": int(metrics.get("turnstile_calls_in_flight", 0)),
                 "episodes": {status.value: _open(metrics, status) for status in _OPEN},
@@ -171,7 +177,8 @@ class Look:
         metrics = self.metrics[server]
         rates = [f"{rate:.3g}" if rate < 1000 else f"{rate:.0f}" for rate in self.rates(before, server).values()]
         in_flight = f"{metrics.get('turnstile_calls_in_flight', 0):.0f}"
-        return [_place(server), *rates, in_flight, *(str(_open(metrics, status)) for status in reversed(_OPEN))]
+        counts = [str(_open(metrics, status)) for status in reversed(_OPEN)]
+        return [_place(server), *rates, in_flight, *counts, self.nodes.get(server, "")]
 
 
 def _sums(text: str) -> dict[str, float]:

@@ -6,8 +6,10 @@ code, never from a request; counting never fails a call.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from importlib.metadata import version
 from typing import Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
@@ -45,6 +47,8 @@ class Metrics:
         self._tallies = CallTallies()
         """The counts for every call."""
         self._registry.register(self._tallies)
+        info = self._gauge("server_info", "The host and the release of this server; always 1.", "node", "release")
+        info.labels(socket.gethostname(), version("turnstile-rl")).set(1)
         self._trained = self._counter("tokens_trained", "Sampled tokens that a sample trains, at episode end.")
         self._untrained = self._counter(
             "tokens_untrained", "Sampled tokens that no sample trains, at episode end, by reason.", "reason"

@@ -24,9 +24,10 @@ OF_ALL: Final = frozenset(
         "turnstile_engine_weight_versions",
         "turnstile_engine_held_seconds",
         "turnstile_engine_kv_used",
+        "turnstile_server_info",
     }
 )
-"""Gauges about the engines, which all workers share: each says the same."""
+"""Gauges about the engines, which all workers share, and the host: each says the same."""
 OF_THE_FRONT: Final = frozenset({"turnstile_control_requests"})
 """Counted by the process in front, which every request comes to once; what workers count is not asked."""
 _COUNTED: Final = frozenset({"counter", "histogram", "summary"})
