@@ -10,18 +10,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
-import json
 import os
 import re
+import shlex
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import anyio
@@ -32,7 +31,7 @@ from scripted_engine import scripted_engine
 from sglang_faults import answer_by_name
 
 from local import ROOT, TURNSTILE
-from waiting import wait_until, wait_until_sync
+from waiting import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.anyio]
 
@@ -68,14 +67,19 @@ class Site:
             *words,
         ]
 
-    def sh(self, script: str) -> str:
-        done = subprocess.run(self.command("bash", "-euc", script), capture_output=True, text=True, check=False)
-        assert done.returncode == 0, f"{script}\n{done.stdout}{done.stderr}"
-        return done.stdout
+    async def sh(self, script: str) -> str:
+        done = await anyio.run_process(self.command("bash", "-euc", script), check=False)
+        assert done.returncode == 0, f"{script}\n{done.stdout.decode()}{done.stderr.decode()}"
+        return done.stdout.decode()
 
-    def processes(self) -> list[str]:
+    async def until(self, script: str, within_s: float = 240.0) -> None:
+        """Waits on the head: a look is a few processes."""
+        with anyio.fail_after(within_s):
+            await self.sh(f"until {script}; do sleep 0.3; done")
+
+    async def processes(self) -> list[str]:
         """The commands of all processes of the site."""
-        shown = self.sh("exec ps -eo args=").splitlines()
+        shown = (await self.sh("exec ps -eo args=")).splitlines()
         return sorted(line for line in shown if not line.startswith("ps "))
 
     def logs(self) -> str:
@@ -100,22 +104,25 @@ class Site:
 
 
 @pytest.fixture
-def site() -> Iterator[Site]:
+async def site() -> AsyncIterator[Site]:
     with tempfile.TemporaryDirectory(prefix="ts-", dir="/tmp") as name:
         folder = Path(name)
         apart = ["unshare", "--net", "--uts", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
-        process = subprocess.Popen([*apart, SITE, folder], stdin=subprocess.DEVNULL)
+        process = await anyio.open_process(
+            [*apart, SITE, folder], stdin=subprocess.DEVNULL, stdout=None, stderr=None
+        )
         try:
-            wait_until_sync(lambda: (folder / "up").exists() or process.poll() is not None)
-            assert process.poll() is None, "the site does not start"
-            [first] = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            await wait_until(lambda: (folder / "up").exists() or process.returncode is not None)
+            assert process.returncode is None, "the site does not start"
+            children = anyio.Path(f"/proc/{process.pid}/task/{process.pid}/children")
+            [first] = (await children.read_text()).split()
             found = Site(folder, int(first))
-            wait_until_sync(lambda: found.sh("sinfo --noheader --format=%t").split() == ["idle"])
+            await found.until('[ "$(sinfo --noheader --format=%t)" = idle ]')
             yield found
             sys.stderr.write(found.logs())
         finally:
             process.kill()
-            process.wait()
+            await process.wait()
 
 
 @asynccontextmanager
@@ -162,7 +169,7 @@ async def test_the_recipe_of_the_page_plays_rollouts_on_three_nodes_and_drains_b
     site: Site, tiny_model: Path, docker_image: str, limit: str
 ) -> None:
     """``limit``: ten minutes before it Slurm itself sends the signal; else the test has it sent."""
-    daemons = site.processes()
+    daemons, said = await site.processes(), list[str]()
     image, held = site.folder / "python.tar", anyio.Event()
     await anyio.run_process(["docker", "image", "save", "--output", str(image), docker_image])
 
@@ -177,28 +184,38 @@ async def test_the_recipe_of_the_page_plays_rollouts_on_three_nodes_and_drains_b
         values = {"/shared/model": str(tiny_model), "http://gpu-1:30000": url}
         values |= {"/shared/python.tar": str(image), "--nodes=4": f"--nodes={NODES}"}
         (site.home / "servers.sbatch").write_text(with_values(script, values))
-        site.sh(key)
-        job = site.sh(with_values(submit, {"sbatch ": f"sbatch {limit}"})).split()[-1]
+        await site.sh(key)
+        job = (await site.sh(with_values(submit, {"sbatch ": f"sbatch {limit}"}))).split()[-1]
         servers = site.home / "turnstile" / f"servers-{job}"
-        await wait_until(lambda: len([*servers.glob("[0-9]")]) == NODES, "three files of addresses")
-        ask = 'curl -fsS -H "Authorization: Bearer $(cat ~/turnstile/key)" $(cat {})/load || echo {{}}'
+        load = 'curl -fs -H "Authorization: Bearer $(cat ~/turnstile/key)" $(cat {})/load | grep -q {}'
 
-        def loads() -> list[dict[str, Any]]:
-            return [json.loads(site.sh(ask.format(servers / str(rank)))) for rank in range(NODES)]
+        async def until_all_say(what: str) -> None:
+            await site.until(
+                " && ".join(load.format(servers / str(rank), shlex.quote(what)) for rank in range(NODES))
+            )
 
-        await wait_until(lambda: all(loads()), "all serve: one that is late may find nothing left to do")
+        # All serve: one that is late may find nothing left to do.
+        await until_all_say("server_id")
         typed = site.command("bash", "-euc", with_values(run, {"JOB": job}))
-        running = await anyio.open_process(typed, stderr=subprocess.STDOUT)
-        await wait_until(lambda: all(load["running"] for load in loads()), "episodes on every server")
-        if not limit:
-            site.sh(f"scancel --batch --signal=TERM {job}")
-        await wait_until(lambda: all(load["draining"] for load in loads()), "the signal", within_s=240)
-        held.set()
-        assert running.stdout is not None
-        said = b"".join([part async for part in running.stdout]).decode()
-        assert await running.wait() == 0, said
-    assert "failed: none" in said
-    await wait_until(lambda: site.sh("squeue --noheader") == "")
-    assert "JobState=COMPLETED" in site.sh(f"scontrol show job {job}")
+        async with anyio.create_task_group() as tasks:
+
+            async def play() -> None:
+                done = await anyio.run_process(typed, check=False)
+                said.append((done.stdout + done.stderr).decode())
+                assert done.returncode == 0, said
+
+            tasks.start_soon(play)
+            await until_all_say('"running":[1-9]')
+            if not limit:
+                await site.sh(f"scancel --batch --signal=TERM {job}")
+            await until_all_say('"draining":true')
+            held.set()
+    assert "failed: none" in said[0]
+    await site.until('[ -z "$(squeue --noheader)" ]')
+    assert "JobState=COMPLETED" in await site.sh(f"scontrol show job {job}")
     assert [*servers.iterdir()] == []
-    await wait_until(lambda: site.processes() == daemons)
+    await wait_until(lambda: gone(site, daemons))
+
+
+async def gone(site: Site, daemons: list[str]) -> bool:
+    return await site.processes() == daemons
