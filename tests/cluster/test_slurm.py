@@ -7,26 +7,20 @@ user hold is played by ``tests/sandboxes/test_oci_sandboxes.py``.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import ctypes
 import os
 import re
 import shlex
-import socket
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import anyio
 import pytest
 from aiohttp import web
 from engines_support import probe_of
+from other_network import bridged
 from scripted_engine import scripted_engine
 from sglang_faults import answer_by_name
 
@@ -39,7 +33,6 @@ SITE = Path(__file__).with_name("slurm_site.sh")
 PAGE = ROOT / "docs" / "cluster.md"
 NODES = 3
 HEAD = "10.0.0.254"
-CLONE_NEWNET = 0x40000000
 
 
 class Site:
@@ -87,21 +80,6 @@ class Site:
         logs = [*self.folder.glob("*.log"), *self.home.glob("slurm-*.out")]
         return "\n".join(f"{log.name}: {log.read_text(errors='replace')[-3000:]}" for log in logs)
 
-    def listener(self) -> socket.socket:
-        """Of this process, at the head's address."""
-        made: list[socket.socket] = []
-
-        def listen() -> None:  # in a thread: it moves to another network for good
-            with open(f"/proc/{self.pid}/ns/net") as network:
-                if ctypes.CDLL(None, use_errno=True).setns(network.fileno(), CLONE_NEWNET):
-                    raise OSError(ctypes.get_errno(), "setns")
-            made.append(socket.create_server((HEAD, 0)))
-
-        thread = threading.Thread(target=listen)
-        thread.start()
-        thread.join()
-        return made[0]
-
 
 @pytest.fixture
 async def site() -> AsyncIterator[Site]:
@@ -123,28 +101,6 @@ async def site() -> AsyncIterator[Site]:
         finally:
             process.kill()
             await process.wait()
-
-
-@asynccontextmanager
-async def bridged(listener: socket.socket, url: str) -> AsyncIterator[str]:
-    """The address at which connections to the listener reach a server of another network."""
-    target = urlsplit(url)
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(ConnectionError):
-            other_reader, other_writer = await asyncio.open_connection(target.hostname, target.port)
-            await asyncio.gather(pump(reader, other_writer), pump(other_reader, writer))
-
-    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while part := await reader.read(1 << 16):
-                writer.write(part)
-        finally:
-            writer.close()
-
-    host, port = listener.getsockname()
-    async with await asyncio.start_server(serve, sock=listener):
-        yield f"http://{host}:{port}"
 
 
 def blocks_of_the_page() -> tuple[str, list[str]]:
@@ -177,7 +133,7 @@ async def test_the_recipe_of_the_page_plays_rollouts_on_three_nodes_and_drains_b
         await held.wait()
         return await answer_by_name(request)
 
-    async with scripted_engine() as engine, bridged(site.listener(), engine.url) as url:
+    async with scripted_engine() as engine, bridged(engine.url, site.pid, HEAD) as url:
         engine.generate = generate
         engine.tokens = [list(ids) for ids in probe_of(tiny_model).ids]
         script, (key, submit, run) = blocks_of_the_page()
