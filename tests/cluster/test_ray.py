@@ -12,6 +12,7 @@ import re
 import sys
 import tempfile
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from typing import Any
 import anyio
 import pytest
 from engines_support import probe_of
-from scripted_engine import scripted_engine
+from scripted_engine import ScriptedEngine, scripted_engine
 from sglang_faults import answer_by_name
 
 from local import ROOT
@@ -30,13 +31,28 @@ PROGRAM = Path(__file__).with_name("ray_program.py")
 PAGE = ROOT / "docs" / "cluster.md"
 
 
-def client_alone(folder: Path) -> str:
-    """A PYTHONPATH with the client, and what says that it is installed."""
+def ray_environment(folder: Path) -> dict[str, str]:
+    """A process with Ray and the client alone: its PYTHONPATH has that, and what says that it is installed.
+    ``folder``: short, Ray's sockets lie below it."""
     [info] = Path(str(distribution("turnstile-rl").locate_file(""))).glob("turnstile_rl-*.dist-info")
     places = folder / "places"
     places.mkdir()
     (places / info.name).symlink_to(info)
-    return os.pathsep.join([str(ROOT / "client"), str(places)])
+    return {
+        **{name: value for name, value in os.environ.items() if not name.startswith("RAY_")},
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "client"), str(places)]),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_TMPDIR": f"{folder}/ray",
+    }
+
+
+@asynccontextmanager
+async def engine_of(model: Path) -> AsyncIterator[ScriptedEngine]:
+    """One for all servers: what several real ones cost is not the subject."""
+    async with scripted_engine() as engine:
+        engine.generate = answer_by_name
+        engine.tokens = [list(ids) for ids in probe_of(model).ids]
+        yield engine
 
 
 def example_of_the_page(folder: Path) -> Path:
@@ -50,18 +66,9 @@ def example_of_the_page(folder: Path) -> Path:
 async def seen(tiny_model: Path) -> AsyncIterator[dict[str, Any]]:
     """What the program saw, and ``loaded``: the folders that the engine was told to load."""
     python = os.environ["TURNSTILE_RAY_PYTHON"]
-    # Short: Ray's sockets lie below it.
     with tempfile.TemporaryDirectory(prefix="ts-", dir="/tmp") as folder:
-        example = example_of_the_page(Path(folder))
-        environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith("RAY_")},
-            "PYTHONPATH": client_alone(Path(folder)),
-            "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_TMPDIR": f"{folder}/ray",
-        }
-        async with scripted_engine() as engine:
-            engine.generate = answer_by_name
-            engine.tokens = [list(ids) for ids in probe_of(tiny_model).ids]
+        example, environment = example_of_the_page(Path(folder)), ray_environment(Path(folder))
+        async with engine_of(tiny_model) as engine:
             command = [python, str(PROGRAM), engine.url, str(tiny_model), sys.executable, folder, str(example)]
             done = await anyio.run_process(command, env=environment, check=False)
             assert done.returncode == 0, done.stdout.decode()[-3000:] + done.stderr.decode()[-6000:]

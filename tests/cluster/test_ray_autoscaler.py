@@ -10,11 +10,8 @@ from pathlib import Path
 
 import anyio
 import pytest
-from engines_support import probe_of
 from other_network import bridged
-from scripted_engine import scripted_engine
-from sglang_faults import answer_by_name
-from test_ray import client_alone
+from test_ray import engine_of, ray_environment
 
 from waiting import wait_until
 
@@ -32,22 +29,13 @@ def network(pid: int) -> str:
 async def test_the_autoscaler_brings_a_node_for_each_server_and_is_told_when_it_is_not_needed(
     tiny_model: Path,
 ) -> None:
-    # Short: Ray's sockets lie below it.
     with tempfile.TemporaryDirectory(prefix="ts-", dir="/tmp") as folder:
-        environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith("RAY_")},
-            "PYTHONPATH": client_alone(Path(folder)),
-            "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_TMPDIR": f"{folder}/ray",
-        }
-        async with scripted_engine() as engine:
-            engine.generate = answer_by_name
-            engine.tokens = [list(ids) for ids in probe_of(tiny_model).ids]
+        async with engine_of(tiny_model) as engine:
             command = [os.environ["TURNSTILE_RAY_PYTHON"], str(PROGRAM), "http://{}:{}".format(*ENGINE)]
             script = 'ip link set lo up; exec "$@"'
             process = await anyio.open_process(
                 [*APART, "sh", "-c", script, "sh", *command, str(tiny_model), sys.executable, folder],
-                env=environment,
+                env=ray_environment(Path(folder)),
                 stderr=None,
             )
             try:
