@@ -54,8 +54,9 @@ def podman(home: Path, docker_image: str) -> Iterator[str]:
     )
     own = [f"HOME={home}/home", f"XDG_RUNTIME_DIR={home}/run", f"PATH={os.environ['PATH']}"]
     own += [f"CONTAINERS_CONF={home}/containers.conf", f"CONTAINERS_STORAGE_CONF={home}/storage.conf"]
-    # crun refuses both versions of control groups beside each other. All ends with the name space's first process.
-    script = 'umount /sys/fs/cgroup/unified 2> /dev/null; exec "$@"'
+    # crun refuses both versions of control groups beside each other. All ends with the shell, the first process of
+    # the name space: it stays root's, because a change of users would undo --kill-child.
+    script = 'umount /sys/fs/cgroup/unified 2> /dev/null; "$@"; exit $?'
     command = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", script, "sh"]
     command += [*AS_USER, "env", "-i", *own, "podman", "system", "service", "--time=0", address]
     service = subprocess.Popen(command)
@@ -68,6 +69,7 @@ def podman(home: Path, docker_image: str) -> Iterator[str]:
     finally:
         service.kill()
         service.wait()
+        wait_until_sync(lambda: subprocess.run(["pgrep", "-u", USER], check=False).returncode == 1)
 
 
 def test_a_shipped_task_validates_and_what_is_not_held_is_said(podman: str, home: Path, docker_image: str) -> None:
