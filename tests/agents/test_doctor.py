@@ -323,7 +323,7 @@ def test_a_template_whose_tools_cannot_be_read_is_an_error_of_usage_before_anyth
 def test_without_sandboxes_it_is_an_error_of_usage(tiny_model: Path) -> None:
     done = doctor(tiny_model, "plain-loop", "--sandbox", "none")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "choose auto, docker, kubernetes or local" in done.stderr
+    assert "choose auto, docker, harbor, kubernetes, local or oci" in done.stderr
 
 
 @pytest.mark.thorough

@@ -68,6 +68,6 @@ async def test_destroying_a_sandbox_ends_its_process_and_the_way_to_the_app(tunn
 
 async def test_an_unknown_kind_names_those_that_there_are(run_dir: Path) -> None:
     with pytest.raises(
-        StartupError, match=r"sandboxes\.kind: .*'nonsense'.*auto, docker, kubernetes, local, none"
+        StartupError, match=r"sandboxes\.kind: .*'nonsense'.*auto, docker, harbor, kubernetes, local, none"
     ):
         create_provider(ProviderSetup(SandboxSettings(kind="nonsense"), run_dir, "owner"))

@@ -129,7 +129,7 @@ async def test_a_destroy_that_is_cancelled_goes_on_and_twice_is_once() -> None:
 
 async def test_the_latest_specs_have_warm_sandboxes_and_older_ones_lose_theirs() -> None:
     provider = MemoryProvider()
-    async with pooled(provider, warm=2, warm_specs=2) as pool:
+    async with pooled(provider, warm=2) as pool:
         for image in "abc":
             await (await pool.create(spec(image))).destroy()
         await wait_until(lambda: sorted(s.spec.image or "" for s in provider.open) == ["b", "b", "c", "c"])

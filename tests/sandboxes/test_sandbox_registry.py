@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,40 @@ def test_a_backend_that_cannot_be_used_is_told_by_its_place(run_dir: Path, kind:
     with pytest.raises(StartupError, match=said) as failed:
         create_provider(ProviderSetup(SandboxSettings(kind=kind), run_dir, "owner"))
     assert f"sandboxes.kind: the sandbox backend {kind} " in failed.value.message
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("harbor", "harbor:NAME names one of Harbor's environments, such as harbor:docker"),
+        ("harbor:", "harbor:NAME names one of Harbor's environments"),
+        ("docker:python", "docker takes nothing after its name, so 'docker:python' is none"),
+        ("none:else", "none takes nothing after its name"),
+    ],
+)
+def test_what_follows_a_backends_name_is_its_own_or_refused(run_dir: Path, kind: str, said: str) -> None:
+    with pytest.raises(StartupError, match=said):
+        create_provider(ProviderSetup(SandboxSettings(kind=kind), run_dir, "owner"))
+
+
+async def test_harbors_environments_say_what_they_lack(
+    run_dir: Path, tasks: BackgroundTasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refusal(**given: str) -> str:
+        settings = SandboxSettings.model_validate({"kind": "harbor:docker", **given})
+        provider = create_provider(ProviderSetup(settings, run_dir, "owner"))
+        with pytest.raises(StartupError) as refused:
+            await provider.start(NO_AGENTS, tasks)
+        await provider.close()
+        return refused.value.message
+
+    assert "needs sandboxes.link_address: HOST:PORT" in await refusal()
+    assert "is HOST:PORT, and 'here' is not" in await refusal(link_address="here")
+    monkeypatch.setattr(sys, "version_info", (3, 11, 7))
+    assert "needs Python 3.12 or newer, as Harbor does" in await refusal(link_address="10.0.0.1:4800")
+    monkeypatch.setattr(sys, "version_info", (3, 12, 1))
+    monkeypatch.setitem(sys.modules, "harbor", None)
+    assert "pip install 'turnstile-rl[harbor]' 'harbor[docker]'" in await refusal(link_address="10.0.0.1:4800")
 
 
 async def test_none_refuses_every_sandbox_and_says_which_setting_to_change(

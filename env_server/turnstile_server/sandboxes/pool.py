@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import anyio
 
@@ -19,7 +20,7 @@ from turnstile_server.sandboxes.background import BackgroundTask, BackgroundTask
 from turnstile_server.sandboxes.endpoint import AgentEndpoint
 from turnstile_server.sandboxes.protocol import Sandbox, SandboxOrigin, SandboxProvider, SandboxSpec
 from turnstile_server.sandboxes.wrapper import ProviderWrapper, SandboxWrapper
-from turnstile_server.settings import SandboxSettings
+from turnstile_server.settings import Bounds, SandboxSettings
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +32,14 @@ _LONGEST_RETRY_S = 60.0
 
 _KEPT_IMAGES = 64
 """Images that are told; the engine may have more."""
+
+
+@dataclass(frozen=True)
+class PoolBounds(Bounds):
+    """Bounds that nobody has asked to change."""
+
+    warm_specs: int = 2
+    """How many of the latest sandbox specs have warm sandboxes."""
 
 
 class PooledSandbox(SandboxWrapper):
@@ -200,7 +209,7 @@ class SandboxPool(ProviderWrapper):
             return
         self._warm.setdefault(spec, deque())
         self._warm.move_to_end(spec)
-        self._forget_specs(keep=self._settings.warm_specs)
+        self._forget_specs(keep=self._settings.bounds_of(PoolBounds).warm_specs)
         self._refill_wanted.set()
 
     def _forget_specs(self, keep: int) -> None:

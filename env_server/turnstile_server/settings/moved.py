@@ -93,8 +93,12 @@ _CONSTANTS: Final[Mapping[tuple[str, str], str]] = {
     ("sandboxes", "sandboxes.helper_sandbox:SandboxBounds"): (
         "output_grace_s terminals inotify_instances inotify_watches"
     ),
+    ("sandboxes", "sandboxes.dial_out.listener:LinkBounds"): "unproven proof_s expected",
+    ("sandboxes", "sandboxes.docker.volumes:VolumeBounds"): "docker_copy_timeout_s",
+    ("sandboxes", "sandboxes.harbor.backend:HarborBounds"): "provide_s send_s dial_s remove_s",
     ("sandboxes", "sandboxes.kubernetes.backend:PodBounds"): "schedule_s pull_s gone_s",
     ("sandboxes", "sandboxes.kubernetes.claims:ClaimBounds"): "lease_s pools_s",
+    ("sandboxes", "sandboxes.pool:PoolBounds"): "warm_specs",
     ("tasks", "tasks.bounds:TaskBounds"): "cached_rows max_rows max_class_tasks",
     ("tools", "http.bounds:ListenerBounds"): "body_timeout_s send_timeout_s",
     ("tools", "own_tools.bounds:OwnToolBounds"): (

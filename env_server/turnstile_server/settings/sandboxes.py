@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -22,12 +22,14 @@ class SandboxSettings(BoundedSection):
 
     kind: str = Field(
         "auto",
-        description="Backend: `docker`, `local`, `oci` (images without an engine), `kubernetes`, `none`, one that "
-        "a package adds, or `auto`: Docker if its engine answers, else `local` if bubblewrap works, else none.",
+        description="Backend: `docker`, `local`, `oci` (images without an engine), `kubernetes`, `harbor:NAME` "
+        "(Harbor's environments), `none`, one that a package adds, or `auto`: Docker if its engine answers, else "
+        "`local` if bubblewrap works, else none.",
     )
     allow_unisolated: bool = Field(
         False,
-        description="Development only: without bubblewrap, `local` runs agents with the server's own rights.",
+        description="Development only: without bubblewrap, `local` runs agents with the server's own rights; "
+        "`harbor:NAME` takes environments whose network is open.",
     )
     docker_host: str | None = Field(
         None,
@@ -35,7 +37,8 @@ class SandboxSettings(BoundedSection):
         "context of Docker's client, then the default socket.",
     )
     docker_image: str = Field(
-        "python:3.11-slim", description="`docker`, `oci`, `kubernetes`: the image for tasks that name none."
+        "python:3.11-slim",
+        description="`docker`, `oci`, `kubernetes`, `harbor`: the image for tasks that name none.",
     )
     docker_runtime: str | None = Field(
         None,
@@ -61,12 +64,9 @@ class SandboxSettings(BoundedSection):
     )
     docker_python: Literal["auto", "carried", "image"] = Field(
         "auto",
-        description="`docker`, `oci`, `kubernetes`: the Python that the helper, graders and agents run on. "
-        "`carried`: one made of the server's own and mounted, so images need none; `image`: the image's; `auto`: "
-        "carried where one can be made (x86-64, Debian or Ubuntu).",
-    )
-    docker_copy_timeout_s: float = Field(
-        600.0, gt=0, description="Time to copy one folder (an agent's) to an engine that does not see it."
+        description="`docker`, `oci`, `kubernetes`, `harbor`: the Python that the helper, graders and agents run "
+        "on. `carried`: one made of the server's own and mounted, so images need none; `image`: the image's; "
+        "`auto`: carried where one can be made (x86-64, Debian or Ubuntu).",
     )
     docker_parallel: int = Field(4, ge=1, description="Calls to the Docker engine at once; further ones wait.")
     kubernetes_namespace: str | None = Field(
@@ -76,6 +76,15 @@ class SandboxSettings(BoundedSection):
         None,
         description="YAML file with a part of a Pod: labels, node selector, tolerations, runtime class, priority, "
         "pull secrets.",
+    )
+    link_address: str | None = Field(
+        None,
+        description="`harbor`: `HOST:PORT` at which sandboxes elsewhere dial this server, by TLS. It listens "
+        "there, or at every address where the host is not this machine's own; worker N at the port PORT + N.",
+    )
+    harbor_options: dict[str, Any] = Field(
+        default_factory=dict,
+        description="`harbor`: options of the environment, as `harbor run --ek` takes them (JSON).",
     )
     run_dir: Path | None = Field(
         None,
@@ -154,9 +163,8 @@ class SandboxSettings(BoundedSection):
         "sandbox gets at most as many as then stay free for the others.",
     )
     warm: int = Field(
-        0, ge=0, description="Sandboxes kept ready for each of the latest sandbox specs; 0 keeps none."
+        0, ge=0, description="Sandboxes kept ready for each of the two latest sandbox specs; 0 keeps none."
     )
-    warm_specs: int = Field(2, ge=1, description="How many of the latest sandbox specs have warm sandboxes.")
     max_file_bytes: int = Field(
         16 << 20, ge=1024, description="Largest file that is read or written in one request."
     )

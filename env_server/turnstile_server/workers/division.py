@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from turnstile_server.data_dir import worker_folder
 from turnstile_server.errors import StartupError
+from turnstile_server.sandboxes.dial_out.listener import LinkAddress
 from turnstile_server.settings import JudgeSettings, Section, Settings
 
 PLACES: Final = (
@@ -66,6 +67,9 @@ def worker_settings(settings: Settings, number: int, count: int, *, key: str | N
             sections.setdefault(section, {})[field] = share / count
     judges = {name: _judge(judge, name, number, count) for name, judge in settings.grading.judges.items()}
     sections.setdefault("grading", {})["judges"] = judges
+    if number and settings.sandboxes.link_address is not None:
+        address = LinkAddress.parse(settings.sandboxes.link_address)
+        sections["sandboxes"]["link_address"] = str(LinkAddress(address.host, address.port + number))
     if number and settings.sandboxes.run_dir is not None:  # a folder of sandboxes has one owner
         sections["sandboxes"]["run_dir"] = settings.sandboxes.run_dir / f"w{number}"
     update: dict[str, Any] = {

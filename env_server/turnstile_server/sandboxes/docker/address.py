@@ -11,7 +11,6 @@ import os
 import socket
 import ssl
 import stat
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,11 +25,10 @@ from docker.utils import kwargs_from_env, parse_host
 
 from turnstile_server.errors import SandboxUnavailable
 from turnstile_server.sandboxes.docker.ssh import SCHEME as SSH
+from turnstile_server.sandboxes.keep_alive import keep_alive
 from turnstile_server.unix_streams import over_transport
 
 DEFAULT = "unix:///var/run/docker.sock"
-_IDLE_S, _PROBE_S, _PROBES = 30, 10, 6
-"""tcp(7): silence before the first probe, time between probes, probes without an answer before the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +84,7 @@ class EngineAddress:
                 ssl_context=_ssl_context(self.tls),
                 tls_standard_compatible=False,  # Docker closes without a TLS goodbye
             )
-        _keep_alive(connection.extra(SocketAttribute.raw_socket))
+        keep_alive(connection.extra(SocketAttribute.raw_socket))
         return connection
 
     def connect_blocking(self, timeout_s: float) -> socket.socket:
@@ -103,7 +101,7 @@ class EngineAddress:
         parts = urlsplit(self.url)
         assert parts.hostname is not None
         connection = socket.create_connection((parts.hostname, parts.port or 0), timeout_s)
-        _keep_alive(connection)
+        keep_alive(connection)
         if parts.scheme == "http":
             return connection
         try:
@@ -160,15 +158,6 @@ def _ssl_context(tls: TLSConfig | None) -> ssl.SSLContext:
     if tls is not None and tls.cert:
         context.load_cert_chain(*tls.cert)
     return context
-
-
-def _keep_alive(connection: socket.socket) -> None:
-    """An agent may be silent for long. A machine that is gone is noticed within a minute and a half."""
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    if sys.platform == "linux":
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _IDLE_S)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_S)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _PROBES)
 
 
 def _socket_fault(path: Path) -> str | None:

@@ -383,9 +383,9 @@ class DockerEngine:
             raise SandboxUnavailable(f"the server lacks what it needs to {what}: {error}") from error
         except TimeoutError as error:
             waited = self._settings.docker_timeout_s if timeout_s is None else timeout_s
-            setting = "docker_timeout_s" if timeout_s is None else "docker_copy_timeout_s"
+            setting = " (sandboxes.docker_timeout_s)" if timeout_s is None else ""
             raise SandboxUnavailable(
-                f"the Docker engine took more than {waited:g} s to {what} (sandboxes.{setting})"
+                f"the Docker engine took more than {waited:g} s to {what}{setting}"
             ) from error
 
 

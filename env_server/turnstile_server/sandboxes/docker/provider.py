@@ -37,7 +37,7 @@ from turnstile_server.sandboxes.docker.probes import ImageProbes
 from turnstile_server.sandboxes.docker.runtime import ContainerRuntime
 from turnstile_server.sandboxes.docker.server_files import ServerFiles
 from turnstile_server.sandboxes.docker.transport import BIND, STREAM, EngineTransport, not_possible
-from turnstile_server.sandboxes.docker.volumes import Volumes
+from turnstile_server.sandboxes.docker.volumes import VolumeBounds, Volumes
 from turnstile_server.sandboxes.endpoint import AgentEndpoint
 from turnstile_server.sandboxes.helper_sandbox import HelperSandbox
 from turnstile_server.sandboxes.link import SandboxLink
@@ -99,7 +99,7 @@ class DockerProvider:
         self._carried = NO_RUNTIME
         self._runtime = ContainerRuntime(self._engine, settings, self._labels("kernel"))
         self._reached = ""
-        self._volumes = Volumes(self._engine, owner, settings.docker_copy_timeout_s)
+        self._volumes = Volumes(self._engine, owner, settings.bounds_of(VolumeBounds).docker_copy_timeout_s)
         wanted = settings.docker_transport
         files = ServerFiles(self._engine, self._volumes, owner, may_bind=wanted != STREAM, may_copy=wanted != BIND)
         self._transport = EngineTransport(self._engine, self._runtime, files, wanted, run_dir)

@@ -33,6 +33,7 @@ from turnstile_server.sandboxes.docker import containers
 from turnstile_server.sandboxes.docker.engine import DockerEngine
 from turnstile_server.sandboxes.docker.inspected import Image
 from turnstile_server.sandboxes.folder_tar import STAMP, digest, tar_of
+from turnstile_server.settings import Bounds
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +46,14 @@ _FILL_AT = "/turnstile-fill"
 _MAX_STAMP = 1 << 10
 
 Key = tuple[str, int, int, int]
+
+
+@dataclass(frozen=True)
+class VolumeBounds(Bounds):
+    """Bounds that nobody has asked to change."""
+
+    docker_copy_timeout_s: float = 600.0
+    """To copy one folder (an agent's) to an engine that does not see it."""
 
 
 @dataclass(frozen=True, slots=True)

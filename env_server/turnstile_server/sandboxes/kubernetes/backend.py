@@ -29,6 +29,7 @@ from turnstile_server.sandboxes.choose_python import NO_RUNTIME, choose_python
 from turnstile_server.sandboxes.folder_tar import TAR_END, entries_of
 from turnstile_server.sandboxes.helper import HELPER_FOLDER, HELPER_TARGET
 from turnstile_server.sandboxes.helper_sandbox import HelperSandbox, Layout
+from turnstile_server.sandboxes.host_layout import check_workdir, host_layout
 from turnstile_server.sandboxes.kubernetes import pod_ends, pods, warm_pods
 from turnstile_server.sandboxes.kubernetes.claims import CLAIM_RIGHTS, LIST_POOLS, ClaimBounds, Claims, Pool
 from turnstile_server.sandboxes.kubernetes.cluster_access import ClusterAccess, find_access
@@ -206,7 +207,7 @@ class PodBackend:
             raise StartupError(f"sandboxes in Kubernetes are not possible: {error.message}") from error
 
     async def create(self, sandbox_id: str, spec: SandboxSpec) -> PodHost:
-        pods.check(spec)
+        check_workdir(spec)
         api, tasks = self._api, self._tasks
         if api is None or tasks is None:
             raise SandboxUnavailable("the sandbox provider is not started, or closed")
@@ -371,7 +372,7 @@ class PodBackend:
         host, port = (facts.environment.get(f"KUBERNETES_SERVICE_{each}") for each in ("HOST", "PORT"))
         if host and port:
             self._cluster = (host, port)
-        return pods.layout(spec, facts, uids, python, image)
+        return host_layout(spec, facts, uids, python, image)
 
     # Checking and removing.
 

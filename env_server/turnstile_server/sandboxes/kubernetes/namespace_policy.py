@@ -17,6 +17,7 @@ from turnstile_server.sandboxes.helper_sandbox import HelperSandbox
 from turnstile_server.sandboxes.kubernetes.cluster_api import ApiRefused, ClusterApi
 from turnstile_server.sandboxes.kubernetes.pods import SANDBOX_LABEL
 from turnstile_server.sandboxes.protocol import Command, SandboxLimits, SandboxSpec
+from turnstile_server.sandboxes.reached import reached_from
 
 POLICY: Final = "turnstile-sandboxes"
 _PORT: Final = 4711
@@ -31,21 +32,6 @@ with socket.create_server(("", int(sys.argv[1]))) as ear:
     while True:
         ear.accept()[0].close()
 """
-_CONNECT: Final = """
-import concurrent.futures, socket, sys
-def reached(word):
-    host, _, port = word.rpartition(":")
-    try:
-        socket.create_connection((host, int(port)), 3).close()
-    except OSError:
-        return False
-    return True
-with concurrent.futures.ThreadPoolExecutor(8) as pool:
-    for word, ok in zip(sys.argv[1:], pool.map(reached, sys.argv[1:])):
-        if ok:
-            print(word)
-"""
-
 Make = Callable[[], Awaitable[HelperSandbox]]
 
 
@@ -125,7 +111,7 @@ async def try_policy(
 async def _await_listener(sandbox: HelperSandbox, target: str) -> None:
     """Until it reaches itself: what nobody listens on cannot show that something is shut. Raises StartupError."""
     with anyio.move_on_after(_IN_FORCE_S) as waiting:
-        while not await _reached(sandbox, [target]):  # noqa: ASYNC110 - its condition is in the sandbox
+        while not await reached_from(sandbox, [target], _IN_FORCE_S):  # noqa: ASYNC110 - its condition is in the sandbox
             await anyio.sleep(0.05)
     if waiting.cancelled_caught:
         raise StartupError(
@@ -137,18 +123,13 @@ async def _await_listener(sandbox: HelperSandbox, target: str) -> None:
 async def _await_shut(sandbox: HelperSandbox, targets: Sequence[str]) -> None:
     reached: list[str] = []
     with anyio.move_on_after(_IN_FORCE_S):
-        while reached := await _reached(sandbox, targets):  # noqa: ASYNC110
+        while reached := await reached_from(sandbox, targets, _IN_FORCE_S):  # noqa: ASYNC110
             await anyio.sleep(1)
     if reached:
         raise StartupError(
             f"nothing enforces the NetworkPolicy {POLICY}: a sandbox reached {', '.join(reached)}. Install a "
             "network plug-in that does (Calico, Cilium, Antrea, …), or switch its enforcement on"
         )
-
-
-async def _reached(sandbox: HelperSandbox, targets: Sequence[str]) -> list[str]:
-    done = await sandbox.exec(Command((sandbox.python, "-c", _CONNECT, *targets), timeout_s=_IN_FORCE_S))
-    return done.stdout.decode().split()
 
 
 def _name_servers(cluster: str) -> list[str]:

@@ -17,15 +17,12 @@ from urllib.parse import quote
 
 import yaml
 
-from turnstile_server.errors import StartupError, TaskFailed
+from turnstile_server.errors import StartupError
 from turnstile_server.runtimes.layout import PYTHON
-from turnstile_server.sandboxes import call_filter
 from turnstile_server.sandboxes.docker import containers
-from turnstile_server.sandboxes.docker.inspected import Image
 from turnstile_server.sandboxes.helper import SOCKET_TARGET
-from turnstile_server.sandboxes.helper_sandbox import Layout
-from turnstile_server.sandboxes.protocol import HOMES, IMAGE_WORKDIR, SandboxLimits, SandboxSpec, User
-from turnstile_server.sandboxes.stream_provider import HostFacts, helper_command
+from turnstile_server.sandboxes.protocol import HOMES, SandboxLimits, SandboxSpec, User
+from turnstile_server.sandboxes.stream_provider import helper_command
 from turnstile_server.sandboxes.users import Uids
 
 FILES: Final = "files"
@@ -38,10 +35,6 @@ _FILES_ROOM: Final = 4 << 30
 """Bytes of the server's files in a pod: the helper, its Python, an agent."""
 _PARTS: Final = 8
 """The home of the tests has one of so many parts of the disk to itself, so that nobody else can fill it."""
-_OF_CLUSTER: Final = "KUBERNETES_"
-"""Variables with which every container of a cluster is started. They are no image's."""
-_OF_SHELLS: Final = frozenset(("PWD", "OLDPWD", "SHLVL", "_"))
-"""Variables of the shell that starts a claimed pod's helper."""
 _RECEIVE: Final = (
     "set -e; cd /turnstile-files; mkdir -p -m 755 {files}; tar -xf -; cd /turnstile-disk; "
     'while [ $# -gt 0 ]; do mkdir -p "$1"; chmod "$2" "$1"; chown "$3:$3" "$1"; shift 3; done; '
@@ -192,30 +185,6 @@ def read_template(path: Path | None) -> Mapping[str, Any]:
             "in a sandbox inside"
         )
     return found
-
-
-def layout(spec: SandboxSpec, facts: HostFacts, uids: Uids, python: str, image: str) -> Layout:
-    """Raises TaskFailed for an image without a work folder, where the task wants the image's."""
-    environment = tuple(
-        (k, v) for k, v in facts.environment.items() if v and k not in _OF_SHELLS and not k.startswith(_OF_CLUSTER)
-    )
-    found = Image(
-        image,
-        volumes=(),
-        path=facts.environment.get("PATH") or Layout().path,
-        architecture=call_filter.architecture(facts.machine),
-        workdir=facts.workdir,
-        environment=environment,
-    )
-    spec = containers.with_workdir(spec, found, image)
-    # A pod has no bound of processes of its own (a kubelet has one for all): each user has one.
-    return containers.layout(spec, found, uids, python, own_kernel=True)
-
-
-def check(spec: SandboxSpec) -> None:
-    """Raises TaskFailed for what pods do not have."""
-    if spec.workdir == IMAGE_WORKDIR and not spec.image_files:
-        raise TaskFailed("the task's work folder is its image's, but its files are not (image_files)")
 
 
 def memory_folders(spec: SandboxSpec, uids: Uids) -> dict[str, tuple[str, str, int]]:

@@ -1,13 +1,14 @@
 """The wire format between the server and the helper in a sandbox, used by both. Pure: bytes in, frames out.
 
 Everything goes over one connection, both ways. The helper dials the server's Unix socket for it, once; or, where
-no socket of the server is mounted, it is the helper's own standard input and output. In frames::
+no socket of the server is mounted, it is the helper's own standard input and output, or TLS to the server
+(``dial.py``). In frames::
 
     uint32 header length | uint32 payload length | header (a JSON object, UTF-8) | payload (bytes)
 
 both lengths big-endian, bounded by ``MAX_HEADER`` and ``MAX_PAYLOAD``; a frame beyond them ends the connection.
 
-First frame, helper to server: ``{"hello": VERSION, "token"}``; no token on standard output. On standard input
+First frame, helper to server: ``{"hello": VERSION, "token"}``; a token on the Unix socket only. Elsewhere
 ``GREETING`` comes before it, from the server: what a program says before somebody listens is lost in most engines.
 Then the server asks, ``id`` being its own number::
 
@@ -50,7 +51,9 @@ from typing import Any, Dict, Iterator, Tuple  # noqa: UP035 - Python 3.8
 
 VERSION = 1
 GREETING = b"\n"
-"""The server's first byte on a helper's standard input."""
+"""The server's first byte on a helper's standard input, or on a link that it dialled."""
+TAKEN = b"+"
+"""The server's answer to the token of a helper that dials out. ``GREETING`` follows."""
 MAX_HEADER = 8 << 20
 MAX_PAYLOAD = 1 << 20
 CHUNK = 256 << 10

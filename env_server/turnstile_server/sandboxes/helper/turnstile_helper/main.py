@@ -1,9 +1,9 @@
 """Connects to the server and serves requests until the connection ends; then kills everything.
 
-Dials the server's socket and sends the token; where it is given no socket, standard input and output are the
-connection, and the server speaks first. Holds: the connection is made before any other program runs in the
-sandbox, and once; a request that fails answers with its failure and disturbs no other; when the server is gone
-nothing in the sandbox runs on.
+Dials the server's socket and sends the token, or dials out (``dial.py``); where it is given neither, standard
+input and output are the connection, and the server speaks first. Holds: the connection is made before any other
+program runs in the sandbox, and once; a request that fails answers with its failure and disturbs no other; when
+the server is gone nothing in the sandbox runs on.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 import signal
 import socket
 import sys
-from typing import Any, Callable, Mapping, Sequence  # noqa: UP035 - Python 3.8
+from typing import TYPE_CHECKING, Any, Callable, Mapping, NoReturn, Sequence  # noqa: UP035 - Python 3.8
 
 from . import files, frames, processes, setup
 from .carry import Carrier
@@ -28,6 +28,10 @@ from .output import CutOutput, Output, Passed
 from .rights import NO_RIGHTS_TAKEN
 from .spawn import CANNOT_RUN, Spawner, take_descriptors
 
+if TYPE_CHECKING:
+    from .dial import Link
+
+_LINK = "LINK"
 _TOKEN = "TURNSTILE_HELPER_TOKEN"
 _SOCKET = "TURNSTILE_HELPER_SOCKET"
 _MAX_COMPLAINT = 8192
@@ -36,9 +40,15 @@ _MAX_COMPLAINT = 8192
 def main() -> int:
     if APART in sys.argv:
         become_first_process()
-    reading, writing = _dial(os.environ[_SOCKET]) if _SOCKET in os.environ else _standard_streams()
-    hello = {"hello": frames.VERSION, "token": os.environ.pop(_TOKEN, "")}
-    os.write(writing, frames.encode(hello))  # less than any pipe holds, so it goes out whole
+    link = _link()
+    if link is not None:
+        reading = link.connection.detach()
+        writing = os.dup(reading)
+    else:
+        reading, writing = _dial(os.environ[_SOCKET]) if _SOCKET in os.environ else _standard_streams()
+    hello = frames.encode({"hello": frames.VERSION, "token": os.environ.pop(_TOKEN, "")})
+    # Less than any pipe holds, so it goes out whole.
+    os.write(writing, hello if link is None else link.seal(hello))
     facts = {"cwd": os.getcwd(), "env": dict(os.environ), "machine": os.uname().machine}
     os.environ.clear()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
@@ -49,8 +59,17 @@ def main() -> int:
         processes.hide_memory()
     take_descriptors()
     gc.freeze()  # a child shares these pages for longer
-    Helper(reading, writing, facts).run()
+    Helper(reading, writing, facts, link).run()
     return frames.CONNECTION_LOST
+
+
+def _link() -> Link | None:
+    """The connection of a helper that is told to dial out."""
+    if _LINK not in sys.argv:
+        return None
+    from .dial import dial_out  # noqa: PLC0415 - TLS costs 20 ms, and small Pythons lack it
+
+    return dial_out(sys.argv[sys.argv.index(_LINK) + 1])
 
 
 def _dial(path: str) -> tuple[int, int]:
@@ -74,14 +93,17 @@ def _standard_streams() -> tuple[int, int]:
 
 
 class Helper:
-    def __init__(self, reading: int, writing: int, facts: Mapping[str, Any]) -> None:
+    """``link``: the TLS of the connection, where it has some."""
+
+    def __init__(self, reading: int, writing: int, facts: Mapping[str, Any], link: Link | None = None) -> None:
         self._reading = reading
         self._facts = facts
+        self._link = link
         os.set_blocking(reading, False)
         os.set_blocking(writing, False)
         self._decoder = frames.Decoder()
         self._loop = Loop(self._reap)
-        self._outbox = Outbox(self._loop, writing, self._leave)
+        self._outbox = Outbox(self._loop, writing, self._leave, None if link is None else link.seal)
         self._loop.watch(reading, read=self._read)
         self._jobs: dict[int, Job] = {}
         self._by_pid: dict[int, Callable[[int], None]] = {}
@@ -97,11 +119,13 @@ class Helper:
     def _read(self) -> None:
         try:
             data = os.read(self._reading, frames.CHUNK)
+            if not data:
+                self._leave()
+            if self._link is not None:
+                data = self._link.unseal(data)
         except BlockingIOError:
             return
         except OSError:
-            data = b""
-        if not data:
             self._leave()
         try:
             for header, payload in self._decoder.feed(data):
@@ -304,9 +328,11 @@ class Helper:
         compartments = self._spawner.compartments
         return [] if compartments is None else compartments.inits
 
-    def _leave(self) -> None:
+    def _leave(self) -> NoReturn:
         with contextlib.suppress(OSError):
             processes.kill_all(bool(self._config.get("own_processes")), self._first_processes())
+        if self._link is not None:
+            self._link.note_end()
         os._exit(frames.CONNECTION_LOST)
 
 

@@ -14,12 +14,15 @@ _HIGH_WATER = 2 << 20
 
 class Outbox:
     """Owns ``fd``, the writing end of the connection, which does not block. ``lost`` is called when the server is
-    gone."""
+    gone. ``seal``: makes of what is sent what is written."""
 
-    def __init__(self, loop: Loop, fd: int, lost: Callable[[], None]) -> None:
+    def __init__(
+        self, loop: Loop, fd: int, lost: Callable[[], None], seal: Callable[[bytes], bytes] | None = None
+    ) -> None:
         self._loop = loop
         self._fd = fd
         self._lost = lost
+        self._seal = seal
         self._queue: collections.deque[memoryview] = collections.deque()
         self._size = 0
         self._waiting: list[Callable[[], None]] = []
@@ -34,6 +37,8 @@ class Outbox:
 
     def send(self, header: dict[str, Any], payload: bytes | memoryview = b"") -> None:
         frame = frames.encode(header, payload)
+        if self._seal is not None:
+            frame = self._seal(frame)
         self._queue.append(memoryview(frame))
         self._size += len(frame)
         self._flush()
