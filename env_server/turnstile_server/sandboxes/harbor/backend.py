@@ -280,8 +280,10 @@ class HarborBackend:
         raise TaskFailed(f"the image cannot run the helper (exit code {done.return_code}): {last}")
 
     def _layout(self, spec: SandboxSpec, uids: Uids, image: str, facts: HostFacts) -> Layout:
-        # What its provider runs in there beside the helper may not be killed.
-        return replace(host_layout(spec, facts, uids, self._python, image), own_processes=False)
+        found = host_layout(spec, facts, uids, self._python, image)
+        # Nothing bounds all files together: each has a bound. What its provider runs in there may not be killed.
+        bounds = {**found.rlimits, "FSIZE": spec.limits.disk_bytes}
+        return replace(found, rlimits=bounds, own_processes=False)
 
     # Checking and removing.
 
@@ -312,7 +314,13 @@ class HarborBackend:
             )
         self._open = bool(reached)
         network = f"network OPEN ({', '.join(reached)})" if reached else "network shut but for the link"
-        parts = (network, users, self._kind.limits, "disk: the provider's", self._carried.description)
+        parts = (
+            network,
+            users,
+            self._kind.limits,
+            "disk: the provider's, each file bounded",
+            self._carried.description,
+        )
         self._found = "; ".join(parts)
 
     async def _sweep(self) -> None:
@@ -352,6 +360,6 @@ def create(setup: ProviderSetup) -> StreamProvider:
     """The backend that ``sandboxes.kind = harbor:NAME`` names. Raises StartupError where no name follows."""
     if not setup.settings.kind.removeprefix(KIND.rstrip(":")).removeprefix(":"):
         raise StartupError(
-            "sandboxes.kind = harbor:NAME names an environment of Harbor, such as harbor:docker or harbor:modal"
+            "sandboxes.kind = harbor:NAME names one of Harbor's environments: harbor:docker, harbor:modal, …"
         )
     return StreamProvider(HarborBackend(setup), setup)

@@ -130,4 +130,6 @@ class HarborKind:
 def said(error: BaseException) -> str:
     """The error of a provider's library in one line."""
     words = " ".join(str(error).split())
+    if isinstance(error, SystemExit):
+        return words
     return f"{type(error).__name__}: {words[-1000:]}" if words else type(error).__name__
