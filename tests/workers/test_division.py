@@ -49,6 +49,12 @@ def test_every_limit_that_is_shared_adds_up_over_the_workers() -> None:
     assert {part.control.key for part in parts} == {"k" * 16}
 
 
+def test_each_worker_is_dialled_at_a_port_of_its_own() -> None:
+    whole = Settings(sandboxes={"link_address": "[2001:db8::7]:4800"})
+    parts = [worker_settings(whole, number, 3, key=None).sandboxes.link_address for number in range(3)]
+    assert parts == ["[2001:db8::7]:4800", "[2001:db8::7]:4801", "[2001:db8::7]:4802"]
+
+
 def test_a_limit_that_was_set_to_less_than_the_workers_is_refused_and_a_default_is_raised() -> None:
     with pytest.raises(StartupError, match=r"grading\.parallel is 1, and there are 2 worker processes"):
         worker_settings(Settings(grading={"parallel": 1}), 0, 2, key=None)

@@ -198,6 +198,9 @@ class LinkListener:
                 self._refuse(Refusal.TOKEN)
         except (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream):
             self._refuse(Refusal.TLS)
+        except Exception:  # noqa: BLE001 - what a caller sends ends no listener
+            _LOG.exception("a caller at %s could not be answered", self.address)
+            self._refuse(Refusal.TLS)
         finally:
             self._unproven.pop(caller, None)
             self._crowded.discard(caller)
