@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 
 import anyio
 from anyio.abc import SocketStream
+from tunnel_provider import BUBBLEWRAP
 
 from turnstile_server.errors import SandboxDeath, SandboxUnavailable
 from turnstile_server.sandboxes.background import BackgroundTasks
@@ -27,18 +28,6 @@ from turnstile_server.sandboxes.protocol import ImageFacts, SandboxSpec, User
 from turnstile_server.sandboxes.stream_provider import HelperHost, HostEnd, HostFacts, helper_command
 
 _STARTED = 'echo $$ >"$0/first"; "$@" >"$0/said"; echo $? >"$0/code"; exec sleep 600'
-_BUBBLEWRAP = (
-    "bwrap",
-    "--dev-bind",
-    "/",
-    "/",
-    "--unshare-pid",
-    "--proc",
-    "/proc",
-    "--as-pid-1",
-    "--tmpfs",
-    "/run",
-)
 
 
 def free_port() -> int:
@@ -127,7 +116,7 @@ class DiallingHost:
         self._expected = expected
         start = helper_command(sys.executable, str(HELPER_FOLDER))
         words = ("sh", "-c", _STARTED, str(self.path), *start, "LINK", str(self.order))
-        self.process = subprocess.Popen([*_BUBBLEWRAP, "--dir", SOCKET_TARGET, *words])
+        self.process = subprocess.Popen([*BUBBLEWRAP, "--dir", SOCKET_TARGET, *words])
         self.deaths: list[HostEnd] = []
 
     async def linked(self) -> None:

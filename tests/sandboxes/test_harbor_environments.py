@@ -121,6 +121,20 @@ async def test_an_open_network_stops_the_start_unless_it_is_wanted(run_dir: Path
     await listener.aclose()
 
 
+async def test_a_trial_that_shows_nothing_stops_the_start(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("turnstile_server.sandboxes.reached._CONNECT", "raise OSError('no network here')")
+    with pytest.raises(
+        StartupError, match=r"not possible: it could not be tried .*\(exit code 1\): OSError: no net"
+    ):
+        async with started(run_dir, NamespaceKind()):
+            pass
+    monkeypatch.setattr("turnstile_server.sandboxes.reached._CONNECT", "pass")
+    with pytest.raises(StartupError, match=r"does not reach 127\.0\.0\.1:\d+ a second time"):
+        async with started(run_dir, NamespaceKind()):
+            pass
+    assert left_in(run_dir) == []
+
+
 async def test_a_provider_that_fails_is_the_infrastructures_fault_and_nothing_is_left(run_dir: Path) -> None:
     kind = NamespaceKind()
     async with started(run_dir, kind) as provider:
@@ -172,7 +186,7 @@ async def test_what_ended_a_sandbox_is_told_apart(run_dir: Path) -> None:
         os.kill(helper_of(one), signal.SIGKILL)
         assert await killed.died() is SandboxDeath.INSIDE
         os.kill(other.first, signal.SIGKILL)
-        with pytest.raises(SandboxFailed, match=r"does not answer|link to the server has ended") as failed:
+        with pytest.raises(SandboxFailed, match="its environment does not answer any more") as failed:
             await process.wait()
         assert failed.value.death is SandboxDeath.OUTSIDE
 

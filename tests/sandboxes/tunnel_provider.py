@@ -22,7 +22,7 @@ from turnstile_server.sandboxes.helper_sandbox import HelperSandbox, Layout
 from turnstile_server.sandboxes.protocol import ImageFacts, ProviderSetup, SandboxSpec, User
 from turnstile_server.sandboxes.stream_provider import HostEnd, HostFacts, StreamProvider, helper_command
 
-_BUBBLEWRAP = (
+BUBBLEWRAP = (
     "bwrap",
     "--dev-bind",
     "/",
@@ -77,7 +77,7 @@ class TunnelBackend:
         """There is nothing to check, and nothing of it outlives its server."""
 
     async def create(self, sandbox_id: str, spec: SandboxSpec) -> TunnelHost:
-        command = [*_BUBBLEWRAP, "--dir", SOCKET_TARGET, *helper_command(sys.executable, str(HELPER_FOLDER))]
+        command = [*BUBBLEWRAP, "--dir", SOCKET_TARGET, *helper_command(sys.executable, str(HELPER_FOLDER))]
         process = await anyio.open_process(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=None)
         return TunnelHost(process, TemporaryDirectory())
 

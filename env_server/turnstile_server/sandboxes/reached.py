@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from turnstile_server.errors import SandboxFailed
 from turnstile_server.sandboxes.protocol import Command, Sandbox
 
 _CONNECT: Final = """
@@ -29,4 +30,7 @@ os._exit(0)
 async def reached_from(sandbox: Sandbox, targets: Sequence[str], timeout_s: float) -> list[str]:
     """Those of ``targets`` (``HOST:PORT``) that take a TCP connection from ``sandbox``. Raises SandboxFailed."""
     done = await sandbox.exec(Command((sandbox.python, "-c", _CONNECT, *targets), timeout_s=timeout_s))
+    if done.exit_code != 0:
+        said = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        raise SandboxFailed(f"it could not be tried what a sandbox reaches (exit code {done.exit_code}): {said}")
     return done.stdout.decode().split()

@@ -28,7 +28,7 @@ from turnstile_server.runtimes.layout import PYTHON, TARGET
 from turnstile_server.sandboxes.background import BackgroundTask, BackgroundTasks
 from turnstile_server.sandboxes.choose_python import NO_RUNTIME, choose_python
 from turnstile_server.sandboxes.dial_out.dialled_stream import DialledStream
-from turnstile_server.sandboxes.dial_out.listener import LinkAddress, LinkBounds, LinkListener
+from turnstile_server.sandboxes.dial_out.listener import ExpectedHelper, LinkAddress, LinkBounds, LinkListener
 from turnstile_server.sandboxes.docker import containers
 from turnstile_server.sandboxes.harbor.environments import HarborKind, ProvidedEnvironment, said
 from turnstile_server.sandboxes.harbor.host_files import (
@@ -104,14 +104,14 @@ class HarborHost:
             done = await self._environment.exec(look_command(self._pid), timeout_sec=_LOOK_S, user="root")
         except Exception as error:  # noqa: BLE001 - of whichever library
             return HostEnd(outside, f"its environment does not answer any more ({said(error)})")
-        words = (done.stdout or "").split()
-        if "cut" in words:
-            return HostEnd(outside, "its link to the server was cut, and no link is made again")
-        if "gone" in words:
+        found = " ".join((done.stdout or "").split())[-200:]
+        if done.return_code != 0:
+            return HostEnd(outside, f"its environment does not answer any more ({found or done.return_code})")
+        if found == "gone":
             return HostEnd(SandboxDeath.INSIDE, "its helper was killed, by nothing that its provider tells of")
-        if "runs" in words and not self.stream.ended:
+        if found == "runs" and not self.stream.ended:
             return HostEnd(SandboxDeath.INSIDE, "its environment runs, and its helper says nothing")
-        return HostEnd(outside, f"its link to the server has ended ({' '.join(words)[-200:] or done.return_code})")
+        return HostEnd(outside, "its link to the server was cut, and no link is made again")
 
     async def destroy(self) -> None:
         await self._release()
@@ -174,17 +174,15 @@ class HarborBackend:
         self._carried = await choose_python(self._settings.docker_python, self._runtimes)
         try:
             sandbox = await make(SandboxSpec(_LIMITS))
+            try:
+                await self._try_out(sandbox, f"{address.host}:{address.port}")
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await sandbox.destroy()
+        except StartupError:
+            raise
         except TurnstileError as error:
             raise StartupError(f"sandboxes of {self.name} are not possible: {error.message}") from error
-        try:
-            await self._try_out(sandbox)
-        except TurnstileError as error:
-            if isinstance(error, StartupError):
-                raise
-            raise StartupError(f"a sandbox of {self.name} ended at once: {error.message}") from error
-        finally:
-            with anyio.CancelScope(shield=True):
-                await sandbox.destroy()
 
     async def create(self, sandbox_id: str, spec: SandboxSpec) -> HarborHost:
         check_workdir(spec)
@@ -193,15 +191,15 @@ class HarborBackend:
             raise SandboxUnavailable("the sandbox provider is not started, or closed")
         session, bounds = containers.name(sandbox_id), self._bounds
         folder = self._folder / session
-        expected = listener.expect(bounds.provide_s + bounds.send_s + bounds.dial_s)
         image = spec.image or self._settings.docker_image
         environment: ProvidedEnvironment | None = None
+        expected: ExpectedHelper | None = None
         uids = self._uids.take()
         try:
             environment = await self._made(session, folder, image, spec.limits)
             release = partial(self._release, environment, folder, uids)
             await self._within(bounds.provide_s, "start", environment.start(force_build=False))
-            address = listener.address
+            address, expected = listener.address, listener.expect(bounds.send_s + 2 * bounds.dial_s)
             order = DialOrder(address.host, address.port, listener.sha256, expected.token, bounds.dial_s)
             await self._send(environment, spec, order, folder / "files.tgz")
             pid = await self._begun(environment, spec)
@@ -211,7 +209,8 @@ class HarborBackend:
             undoing = tasks.start(undo, name=f"undo {session}")
             self._undoing = {each for each in self._undoing if not each.ended.is_set()} | {undoing}
             with anyio.CancelScope(shield=True):
-                await expected.close()
+                if expected is not None:
+                    await expected.close()
                 await undoing.wait()
             raise
         return HarborHost(environment, pid, stream, partial(self._layout, spec, uids, image), release)
@@ -300,12 +299,19 @@ class HarborBackend:
             await anyio.to_thread.run_sync(partial(shutil.rmtree, trial, ignore_errors=True))
         return host
 
-    async def _try_out(self, sandbox: HelperSandbox) -> None:
+    async def _try_out(self, sandbox: HelperSandbox, link: str) -> None:
+        """``link``: what a sandbox must reach, or the trial shows nothing."""
         maps = [await sandbox.exec(Command(("cat", each), timeout_s=_LOOK_S)) for each in _MAPS]
         mapped = range_is_mapped(self._settings, *(each.stdout.decode() for each in maps))
         self._uids = UidSets(self._settings, from_range=mapped)
         users = "a uid for each user" if sandbox.own_uids else "users NOT kept apart: the helper is not root there"
-        reached = await reached_from(sandbox, self._outside, self._settings.call_timeout_s)
+        reached = await reached_from(sandbox, (link, *self._outside), self._settings.call_timeout_s)
+        if link not in reached:
+            raise StartupError(
+                f"a sandbox of {self.name} does not reach {link} a second time, so it cannot be tried whether its "
+                "network is shut"
+            )
+        reached.remove(link)
         if reached and not self._settings.allow_unisolated:
             raise StartupError(
                 f"the network of {self.name} is open: a sandbox reached {', '.join(reached)}. Have the "
