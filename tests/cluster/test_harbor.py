@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 
 PROGRAM = Path(__file__).with_name("harbor_program.py")
 SWEEP = Path(__file__).with_name("harbor_sweep_program.py")
-OURS = "turnstile-sb"
+OURS = re.compile(r"turnstile-sb-\w+(-main-1|_default)")
 PAGE = ROOT / "docs" / "cluster.md"
 TESTS = ("", "gate", "engines", "episodes", "sandboxes", "start")
 
@@ -62,9 +62,9 @@ def seen(tiny_model: Path, docker_image: str) -> Iterator[dict[str, Any]]:
     engine = docker.from_env()
 
     def there() -> list[str]:
-        """Containers and networks of sandboxes."""
-        found = [each.name for each in engine.containers.list(all=True)]
-        return [name for name in (*found, *(each.name for each in engine.networks.list())) if OURS in str(name)]
+        """Containers and networks of Compose's: other tests have sandboxes of their own meanwhile."""
+        found = [*engine.containers.list(all=True, ignore_removed=True), *engine.networks.list()]
+        return [str(each.name) for each in found if OURS.fullmatch(str(each.name))]
 
     with tempfile.TemporaryDirectory(prefix="ts-", dir="/tmp") as name:
         folder = Path(name)
@@ -97,8 +97,8 @@ def seen(tiny_model: Path, docker_image: str) -> Iterator[dict[str, Any]]:
             found["files"] = list((run_dir / "harbor").rglob("*"))
             yield found
         finally:
-            for container in engine.containers.list(all=True, filters={"name": OURS}):
-                if container.name not in before:
+            for container in engine.containers.list(all=True, ignore_removed=True):
+                if container.name in {*there()} - {*before}:
                     container.remove(force=True)
             engine.close()
 
