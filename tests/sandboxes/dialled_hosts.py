@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import ssl
@@ -116,7 +117,8 @@ class DiallingHost:
         self._expected = expected
         start = helper_command(sys.executable, str(HELPER_FOLDER))
         words = ("sh", "-c", _STARTED, str(self.path), *start, "LINK", str(self.order))
-        self.process = subprocess.Popen([*BUBBLEWRAP, "--dir", SOCKET_TARGET, *words])
+        # In a group of its own, because the end of bubblewrap alone ends nothing inside.
+        self.process = subprocess.Popen([*BUBBLEWRAP, "--dir", SOCKET_TARGET, *words], start_new_session=True)
         self.deaths: list[HostEnd] = []
 
     async def linked(self) -> None:
@@ -164,7 +166,7 @@ class DiallingHost:
 
     async def destroy(self) -> None:
         await self._expected.close()
-        self.process.send_signal(signal.SIGKILL)
+        os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         self._folder.cleanup()
 

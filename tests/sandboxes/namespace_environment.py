@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,7 +44,7 @@ class NamespaceEnvironment:
 
     async def start(self, force_build: bool) -> None:
         self._kind.tried("start")
-        self._process = subprocess.Popen(_BUBBLEWRAP)  # noqa: ASYNC220 - it blocks for a moment
+        self._process = subprocess.Popen(_BUBBLEWRAP, start_new_session=True)  # noqa: ASYNC220 - briefly
         path = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")
         self.first = int((await wait_until(path.read_text)).split()[0])
         await wait_until(lambda: Path(f"/proc/{self.first}/cmdline").read_text().startswith("sleep"))
@@ -52,7 +53,7 @@ class NamespaceEnvironment:
         self.stopped += 1
         self._kind.tried("stop")
         if self._process is not None:
-            self._process.kill()
+            os.killpg(self._process.pid, signal.SIGKILL)  # the end of bubblewrap alone ends nothing inside
             self._process.wait()
 
     async def upload_file(self, source_path: Path, target_path: str) -> None:
