@@ -21,12 +21,19 @@ trainer() {
   export "TURNSTILE_${name^^}_PYTHON=$cache/$name/bin/python"
 }
 
-trainer verl python3.11  # AReaL, too
+# despite NAME MODULES PACKAGE==VERSION…: into CACHE/NAME, which lacks MODULES, packages that ask for 3.12, for which the
+# public index has torch with CUDA only. pip, because uv cannot be told to take them.
+despite() {
+  local python=$cache/$1/bin/python modules=$2
+  shift 2
+  "$python" -c "import $modules" 2> /dev/null ||
+    "$python" -m pip install --quiet --no-deps --ignore-requires-python "$@"
+}
+
+trainer verl python3.11  # AReaL and Agent Lightning, too
+despite verl agentlightning agentlightning==1.0.2
 trainer skyrl python3.11
-# They ask for 3.12, for which the public index has torch with CUDA only; tests/trainers/skyrl_program.py says what of
-# it works on 3.11. pip, because uv cannot be told to take them.
-skyrl=(skyrl==0.4.0 skyrl-gym==0.4.0)
-"$cache/skyrl/bin/python" -c 'import skyrl, skyrl_gym' 2> /dev/null ||
-  "$cache/skyrl/bin/python" -m pip install --quiet --no-deps --ignore-requires-python "${skyrl[@]}"
+# tests/trainers/skyrl_program.py says what of it works on 3.11.
+despite skyrl skyrl,skyrl_gym skyrl==0.4.0 skyrl-gym==0.4.0
 
 exec .venv/bin/python scripts/suites.py trainers "$@"
