@@ -21,8 +21,8 @@ trainer() {
   export "TURNSTILE_${name^^}_PYTHON=$cache/$name/bin/python"
 }
 
-# despite NAME MODULES PACKAGE==VERSION…: into CACHE/NAME, which lacks MODULES, packages that ask for 3.12, for which the
-# public index has torch with CUDA only. pip, because uv cannot be told to take them.
+# despite NAME MODULES PACKAGE==VERSION…: into CACHE/NAME, unless it has MODULES, packages that ask for 3.12, for which
+# the public index has torch with CUDA only. pip, because uv cannot be told to take them.
 despite() {
   local python=$cache/$1/bin/python modules=$2
   shift 2

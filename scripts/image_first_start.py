@@ -31,7 +31,7 @@ STOP_S = 60
 COPIED = re.compile(r"/(tasks/shipped|agents/specs)/")
 # Needed by parts of ours that the image has no packages for: a module that lacks another one is a fault.
 ELSEWHERE = {"torch", "gymnasium", "trl", "openenv", "datasets", "pyarrow", "tensorboardX", "wandb"}
-ELSEWHERE |= {"opentelemetry", "openai", "anthropic", "ray", "verifiers", "verl", "areal"}
+ELSEWHERE |= {"opentelemetry", "openai", "anthropic", "ray", "verifiers", "verl", "areal", "agentlightning"}
 
 
 def check_torch() -> bool:

@@ -12,8 +12,8 @@ import sys
 import turnstile
 
 OF_EXTRAS = frozenset(
-    {"areal", "datasets", "gymnasium", "openenv", "pyarrow", "ray", "tensorboardX", "torch", "trl", "verifiers"}
-    | {"verl", "wandb"}
+    {"agentlightning", "areal", "datasets", "gymnasium", "openenv", "pyarrow", "ray", "tensorboardX", "torch"}
+    | {"trl", "verifiers", "verl", "wandb"}
 )
 
 

@@ -23,7 +23,7 @@ COME_WITH = {"mcp_types": "mcp", "pydantic_core": "pydantic"}
 """Packages that another one pins to the one version that fits it."""
 IN_SANDBOXES = frozenset({"turnstile_helper"})
 """Ours, and put there by the server."""
-IN_OTHER_PYTHONS = frozenset({"areal", "openenv", "ray", "verifiers", "verl"})
+IN_OTHER_PYTHONS = frozenset({"agentlightning", "areal", "openenv", "ray", "verifiers", "verl"})
 """Imported by programs that a setting gives a Python of its own, and by what runs in a trainer."""
 SERVER_EXTRAS = frozenset({"server", "embedded"})
 ENVIRONMENTS = environments(project())

@@ -1,15 +1,20 @@
 """Rollouts in Agent Lightning's own code (in the Python of scripts/trainers/verl.txt): the batch that its adapter
-makes, its advantages over rollouts and its losses."""
+makes, its advantages over rollouts and its losses, and a step of its trainer without a model."""
 
 from __future__ import annotations
 
 import json
+import re
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
+from agentlightning.verl import trainer as its_trainer
 from agentlightning.verl.agl_rollout_manager import CompletedRollout, Triplet
+from agentlightning.verl.dataset import LoadedDataset
 from agentlightning.verl.per_rollout_loss import (
     CISPO_PER_ROLLOUT_MEAN_LOSS_MODE,
     PER_ROLLOUT_MEAN_LOSS_MODE,
@@ -17,19 +22,22 @@ from agentlightning.verl.per_rollout_loss import (
 )
 from agentlightning.verl.rollout_adapter import RolloutAdapter
 from agentlightning.verl.rollout_level_advantage import compute_rollout_level_advantage
+from hydra import compose, initialize_config_dir
 from verl import DataProto
 from verl.trainer.config import AlgoConfig
 from verl.trainer.ppo.core_algos import get_policy_loss_fn
-from verl.trainer.ppo.ray_trainer import compute_advantage
+from verl.trainer.ppo.ray_trainer import RayPPOTrainer, compute_advantage
+from verl.utils.dataset.rl_dataset import collate_fn
 from verl.workers.config import ActorConfig, FSDPOptimizerConfig
 
 from client.trainer_types import group_of, rollout, sample
 from trainers.recorded_run import recorded_rollouts
-from turnstile import Client
+from turnstile import Client, errors
 from turnstile.exporters.agent_lightning import to_batch
 from turnstile.exporters.trained_rows import response_start, trained_rows
 from turnstile.rollout import Rollout
 
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "trainers" / "agent-lightning.md"
 LENGTHS = {"max_prompt_length": 6, "max_response_length": 12, "pad_token_id": 9}
 """The tests' longest row, and room on both sides."""
 
@@ -135,7 +143,7 @@ def loss(mode: str) -> dict[str, Any]:
     found, _ = get_policy_loss_fn(mode)(old, logprobs, weighed, mask, "token-mean", actor)
     found.backward()
     return {
-        "loss": float(found),
+        "loss": float(found.detach()),
         "by rollout": {name: float(logprobs.grad[ids == name].sum()) for name in sorted(set(ids))},
         "outside": float(logprobs.grad[mask == 0].abs().max()),
     }
@@ -177,6 +185,114 @@ def recorded(url: str, key: str) -> dict[str, Any]:
     }
 
 
+class Weights:
+    """The place of verl's checkpoint manager."""
+
+    def __init__(self) -> None:
+        self.updates: list[int] = []
+
+    def sleep_replicas(self) -> None:
+        pass
+
+    def update_weights(self, step: int) -> None:
+        self.updates.append(step)
+
+
+class Engines:
+    """The place of verl's manager of engines, with one engine."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def get_addresses(self) -> list[str]:
+        return ["127.0.0.1:1"]
+
+    def get_replicas(self) -> list[Engines]:
+        return [self]
+
+    async def abort_all_requests(self) -> None:
+        self.told.append("abort")
+
+    async def resume_generation(self) -> None:
+        self.told.append("resume")
+
+
+class NoModel:
+    """What verl's trainer does with engines and models, left out of the trainer of the page."""
+
+    use_reference_policy = use_critic = False
+
+    def _compute_old_log_prob(self, batch: DataProto) -> tuple[DataProto, float]:
+        return DataProto.from_dict({"old_log_probs": batch.batch["rollout_log_probs"]}), 0.0
+
+    def _update_actor(self, batch: DataProto) -> DataProto:
+        self.trained = batch
+        return DataProto(meta_info={"metrics": {}})
+
+
+def started(trainer_type: Any, *overrides: str) -> Any:
+    """With the configuration of Agent Lightning itself."""
+    with initialize_config_dir(str(Path(its_trainer.__file__).parent), version_base=None):
+        batches = ["actor_rollout_ref.actor.ppo_mini_batch_size=1", "trainer.balance_batch=false"]
+        wanted = ["actor_rollout_ref.rollout.n=2", "algorithm.adv_estimator=grpo"]
+        config = compose("config", [*batches, *wanted, *overrides])
+
+    def begun(self: Any, config: Any) -> None:
+        self.config, self.tokenizer = config, SimpleNamespace(pad_token_id=0, eos_token_id=0)
+
+        self.global_steps, self.checkpoint_manager, self.llm_server_manager = 3, Weights(), Engines()
+        data = LoadedDataset([{"task": task} for task in ("sum-1", "sum-2")])
+        self.train_dataloader = self.val_dataloader = [collate_fn([data[0], data[1]])]
+
+    original, RayPPOTrainer.__init__ = RayPPOTrainer.__init__, begun
+    try:
+        return type("WithoutModel", (NoModel, trainer_type), {})(config)
+    finally:
+        RayPPOTrainer.__init__ = original
+
+
+def refused(trainer_type: Any, *overrides: str) -> str:
+    try:
+        started(trainer_type, *overrides)
+    except ValueError as error:
+        return str(error)
+    return "none"
+
+
+def played(url: str, key: str) -> dict[str, Any]:
+    """A step and a validation of the trainer of the page, on a live server."""
+    module, elsewhere = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    names: dict[str, Any] = {"URL": url, "KEY": key}
+    exec(compile(module, str(PAGE), "exec"), names)
+    names["setup"]()
+    made = started(names["Errands"])
+    metrics, batch = made._train_step({}, False)
+    try:
+        made.task({"answer": "4"})
+    except errors.InvalidRequest as error:
+        no_task = str(error)
+    ungraded = started(names["Errands"])
+    ungraded.play = lambda tasks, n: group_of(*(None for _ in range(n * len(tasks))))
+    exec(compile(elsewhere, str(PAGE), "exec"), names)
+    return {
+        "used": its_trainer.AgentLightningRayPPOTrainer is names["Errands"],
+        "metrics": metrics,
+        "groups": len(set(batch.non_tensor_batch["uid"])),
+        "rollouts": len(set(batch.non_tensor_batch["rollout_id_list"])),
+        "shapes": {name: list(batch.batch[name].shape[1:]) for name in ("prompts", "responses", "advantages")},
+        "trained": made.trained is batch,
+        "updates": made.checkpoint_manager.updates,
+        "validation": made._validate(),
+        "told": made.llm_server_manager.told,
+        "ungraded": ungraded._train_step({}, False),
+        "no task": no_task,
+        "elsewhere": len(names["batch"]),
+        "async": refused(names["Errands"], "agentlightning.async_rollout.enabled=true",
+                         "agentlightning.async_rollout.async_train_batch_size=2048"),
+        "transition": refused(names["Errands"], "agentlightning.trace_aggregator.level=transition"),
+    }  # fmt: skip
+
+
 def main() -> None:
     given = json.load(sys.stdin)
     found = {
@@ -184,6 +300,7 @@ def main() -> None:
         "its own": its_own(),
         "losses": [loss(mode) for mode in (PER_ROLLOUT_MEAN_LOSS_MODE, CISPO_PER_ROLLOUT_MEAN_LOSS_MODE)],
         "recorded": recorded(given["recorded_url"], given["key"]),
+        "played": played(given["url"], given["key"]),
     }
     sys.stdout.write("\n" + json.dumps(found) + "\n")
 

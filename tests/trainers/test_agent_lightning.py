@@ -14,13 +14,14 @@ pytestmark = pytest.mark.trainers
 
 
 @pytest.fixture(scope="module")
-def seen(recorded_door: Door, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def seen(recorded_door: Door, playing_door: Door, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return answer_of(
         "verl",  # its Python has Agent Lightning, too
         "agent_lightning_program",
         tmp_path_factory.mktemp("agent_lightning"),
         recorded_url=recorded_door.url,
-        key=recorded_door.key,
+        url=playing_door.url,
+        key=playing_door.key,
     )
 
 
@@ -79,5 +80,33 @@ def test_the_recorded_run_is_in_the_batch_bit_by_bit(seen: dict[str, Any]) -> No
     assert found["exact"] == found["rows"] > 32
     assert found["trained"] == found["listed"] > 0
     assert found["advantages"] == [True, False], "on trained tokens, on others"
-    types, step = "its adapter's `DataProto`", "its advantages over rollouts, its two losses, gradients"
+    types, step = "its adapter's `DataProto`", "its advantages over rollouts and losses, gradients"
     compared.say("Agent Lightning 1.0.2", types, step, found["rows"], found["trained"])
+
+
+def test_the_trainer_of_the_page_plays_a_step_and_a_validation(seen: dict[str, Any]) -> None:
+    found = seen["played"]
+    assert found["used"]
+    assert found["trained"]
+    assert found["updates"] == [3]
+    assert found["told"] == ["resume", "abort"] * 2
+    assert (found["groups"], found["rollouts"]) == (2, 4)
+    assert found["shapes"] == {"prompts": [2048], "responses": [8192], "advantages": [8192]}
+    metrics = found["metrics"]
+    assert metrics["training/n_rollouts"] == metrics["training/n_rollouts_w_reward"] == 4
+    assert metrics["training/rollout_level_advantage/n_rollouts"] == 4
+    assert metrics["training/n_sample_trained"] >= 4
+    assert found["validation"]["val/n_rollouts"] == 2
+    assert 0.0 <= found["validation"]["val/reward"] <= 1.0
+    assert found["elsewhere"] >= 4
+
+
+def test_it_skips_a_step_without_rows(seen: dict[str, Any]) -> None:
+    assert seen["played"]["ungraded"] is None
+
+
+def test_a_set_up_that_cannot_train_is_refused_at_start(seen: dict[str, Any]) -> None:
+    found = seen["played"]
+    assert found["async"].startswith("set agentlightning.async_rollout.enabled=false")
+    assert found["transition"].startswith("set agentlightning.trace_aggregator.level=trajectory")
+    assert found["no task"].startswith("the row names no task")
