@@ -109,6 +109,8 @@ class Relay:
 class DiallingHost:
     """A ``HelperHost``, and what its helper did: ``said`` and ``code`` of the program that started it."""
 
+    warm = False
+
     def __init__(self, order: DialOrder, expected: ExpectedHelper) -> None:
         self._folder = TemporaryDirectory()
         self.path = Path(self._folder.name)

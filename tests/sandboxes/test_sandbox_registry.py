@@ -55,7 +55,7 @@ def test_a_backend_that_cannot_be_used_is_told_by_its_place(run_dir: Path, kind:
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        ("harbor", "harbor:NAME names one of Harbor's environments, such as harbor:docker"),
+        ("harbor", "harbor:NAME names one of Harbor's environments: harbor:docker"),
         ("harbor:", "harbor:NAME names one of Harbor's environments"),
         ("docker:python", "docker takes nothing after its name, so 'docker:python' is none"),
         ("none:else", "none takes nothing after its name"),

@@ -13,7 +13,7 @@ import ssl
 import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import anyio
@@ -120,16 +120,20 @@ class EngineAddress:
                 f"the engine at {self.url} wants TLS: set DOCKER_TLS_VERIFY=1 and DOCKER_CERT_PATH, the folder "
                 "with ca.pem, cert.pem and key.pem"
             )
-        if "UNKNOWN_CA" in said or "CERTIFICATE_REQUIRED" in said:
+        if any(sign in said for sign in ("UNKNOWN_CA", "CERTIFICATE_REQUIRED", _CUT)):
             said += " (the engine does not accept cert.pem)"
         if any(sign in said for sign in ("WRONG_VERSION_NUMBER", "record layer failure", "wrong version number")):
             return f"the engine at {self.url} speaks no TLS: unset DOCKER_TLS_VERIFY and DOCKER_CERT_PATH"
-        if any(sign in said.upper() for sign in ("CERTIFICATE", "UNKNOWN_CA")):
+        if any(sign in said.upper() for sign in ("CERTIFICATE", "UNKNOWN_CA", _CUT.upper())):
             return (
                 f"TLS to the engine at {self.url} fails: {said}. DOCKER_CERT_PATH must name the folder with this "
                 "engine's ca.pem, and the client's cert.pem and key.pem"
             )
         return f"no engine answers at {self.url}: {said}"
+
+
+_CUT: Final = "EOF occurred in violation of protocol"
+"""In place of the alert, which is lost where the engine closes before it was read."""
 
 
 def _of_context(name: str | None) -> dict[str, Any]:

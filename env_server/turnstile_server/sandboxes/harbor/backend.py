@@ -84,6 +84,8 @@ class HarborBounds(Bounds):
 class HarborHost:
     """A ``HelperHost``: one environment, whose helper has dialled the server."""
 
+    warm = False
+
     def __init__(
         self,
         environment: ProvidedEnvironment,
