@@ -88,7 +88,7 @@ SUITES = {
     # Other tests of servers ask one for an order, a bound or a journal that several do not share. That each
     # route is joined is held by tests/workers, in the suite `test`.
     "workers": Suite(
-        none_of=markers("slow", "docker"),
+        none_of=markers("docker"),
         processes=2,
         share="folders",
         only=("tests/control/test_control_api.py", "tests/gate/test_retries.py"),

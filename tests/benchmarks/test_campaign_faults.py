@@ -120,6 +120,7 @@ def test_a_process_that_is_left_in_a_folder_is_seen(tmp_path: Path) -> None:
     assert {by_command.pid, by_folder.pid}.isdisjoint(pid for pid, _ in leftovers.of_folder(tmp_path))
 
 
+@pytest.mark.slow
 def test_the_clock_of_one_process_jumps_and_its_waits_stay(tmp_path: Path) -> None:
     clock = Clock(tmp_path)
     if not clock.works:

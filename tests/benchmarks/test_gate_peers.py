@@ -156,6 +156,7 @@ def site(port: int) -> Site:
     return Site("http://127.0.0.1:9000", port, Path("/x"), Path("/models/tiny"), 2)
 
 
+@pytest.mark.slow
 def test_each_slice_of_agentcore_has_sessions_of_its_own_and_the_first_ones_are_checked(process: Process) -> None:
     records = [record([41, 42, 43], [1, 1, 1], healed=1)]
     with recorded({"/bench/sessions/s0-1": records}) as (port, asked):
@@ -170,6 +171,7 @@ def test_each_slice_of_agentcore_has_sessions_of_its_own_and_the_first_ones_are_
     assert asked == ["DELETE /bench/sessions/s0-2", "DELETE /bench/sessions/s1-2", "GET /bench/sessions/s0-1"]
 
 
+@pytest.mark.slow
 def test_a_run_fails_where_a_peer_did_not_record_its_calls(process: Process) -> None:
     trace = {"completion_token_ids": [41, 42], "prompt_token_ids": [7]}
     unhealed = [record([41, 42, 43], [1, 1, 1])]

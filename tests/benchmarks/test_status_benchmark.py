@@ -27,6 +27,7 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
+@pytest.mark.slow
 def test_its_tables_have_the_rows_of_the_docs(benchmark: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     benchmark.main()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in capsys.readouterr().out.splitlines()]
@@ -40,6 +41,7 @@ def test_its_tables_have_the_rows_of_the_docs(benchmark: ModuleType, capsys: pyt
     assert all(f"| {name} |" in section for name in ("10,000", *last))
 
 
+@pytest.mark.slow
 def test_it_fails_where_a_poll_tells_other_statistics(
     benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:

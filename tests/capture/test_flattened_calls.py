@@ -130,6 +130,7 @@ JSON = st.recursive(
 OBJECTS = st.dictionaries(st.text(), JSON, max_size=4)
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(200))
 @given(st.text(), st.lists(OBJECTS, min_size=1, max_size=3))
 def test_any_reply_that_is_kept_as_text_is_found_again(text: str, arguments: list[dict[str, Any]]) -> None:

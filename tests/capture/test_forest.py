@@ -54,6 +54,7 @@ def test_the_forest_gives_back_exactly_the_flat_samples(
     same(forest.to_samples(), export_samples(tree, of_episode, include_untrained=include_untrained))
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(forests(), facts, st.booleans())
 def test_the_forest_survives_the_wire_bit_for_bit(
@@ -65,6 +66,7 @@ def test_the_forest_survives_the_wire_bit_for_bit(
     same(again.to_samples(), forest.to_samples())
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(forests(), st.booleans())
 def test_each_token_is_there_once_and_each_completion_is_trained_once(
@@ -175,6 +177,7 @@ def test_a_given_turn_is_trained_nowhere_and_no_weights_sampled_it(tree: TokenTr
             assert (versions == -1).all() if span.turn_id in given_turns else (versions >= 0).all()
 
 
+@pytest.mark.slow
 @given(tree=forests())
 def test_a_completion_is_trained_in_a_row_that_passes_through_it_or_the_forest_is_refused(
     tree: TokenTree,

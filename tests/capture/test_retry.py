@@ -82,6 +82,7 @@ def test_texts_do_not_run_into_each_other() -> None:
     assert len(keys) == 12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("depth", [2_000, 100_000])
 def test_options_and_tools_nested_beyond_the_stack_are_refused(depth: int) -> None:
     nested: dict[str, Any] = {}

@@ -234,6 +234,7 @@ def test_an_edited_first_reply_is_no_repetition() -> None:
     assert match.broken.reason == BreakReason.NEW_CONVERSATION
 
 
+@pytest.mark.slow
 def test_a_dialogue_with_a_clock_takes_work_in_its_length_and_not_in_its_square() -> None:
     def work(turns: int) -> int:
         play = Play()
@@ -251,6 +252,7 @@ def test_a_dialogue_with_a_clock_takes_work_in_its_length_and_not_in_its_square(
     assert work(120) < 3 * work(60)
 
 
+@pytest.mark.slow
 def test_a_dialogue_that_was_edited_at_its_beginning_is_given_up_after_bounded_work() -> None:
     """Its keys are those of the stored path, because keys lose arguments."""
     play = Play()

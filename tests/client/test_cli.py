@@ -140,6 +140,7 @@ def test_list_filters_by_status_and_bounds_the_number(door: Door, recorded: tupl
     assert len(rows_of(turnstile(*of_group, "--limit", "1", **on(door)))) == 1
 
 
+@pytest.mark.slow
 def test_list_has_an_option_for_every_condition_of_the_api(door: Door, recorded: tuple[str, str]) -> None:
     """Each leaves both, one, or none of the two episodes, as it says."""
     first, second = recorded
@@ -473,6 +474,7 @@ def test_the_key_is_read_from_the_data_directory(door: Door, tmp_path: Path) -> 
     assert "control.key" in one_sentence(missing, USAGE)
 
 
+@pytest.mark.slow
 def test_several_urls_are_several_servers(door: Door, open_door: OpenDoor, recorded: tuple[str, str]) -> None:
     with open_door() as other, Client(other.url, key=other.key) as client:
         elsewhere = client.create_episode("say hello", group_id="cli").episode_id
@@ -505,6 +507,7 @@ def test_an_editable_installation_says_where_its_code_is(
     assert "file:///src/turnstile" in shown.err
 
 
+@pytest.mark.slow
 def test_help_lists_own_commands_and_those_of_the_server() -> None:
     done = turnstile("--help")
     assert done.returncode == DONE
@@ -523,6 +526,7 @@ except SystemExit:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "listed"),
     [
@@ -592,6 +596,7 @@ def test_a_wrong_command_is_exit_code_2(arguments: list[str]) -> None:
     assert done.stderr
 
 
+@pytest.mark.slow
 def test_without_the_server_serve_says_what_to_install(tmp_path: Path) -> None:
     """A package of the server that fails to import, as when its dependencies are absent, shadows the real one."""
     (tmp_path / "turnstile_server").mkdir()

@@ -96,6 +96,7 @@ async def test_an_external_agent_is_told_what_it_is_asked(make: Make, launching_
             await episode.cancel()
 
 
+@pytest.mark.slow
 async def test_wait_returns_when_the_episode_ends(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     episode = await client.create_episode("say hello")
     ended: list[Any] = []
@@ -176,6 +177,7 @@ async def test_the_engine_is_shown_paused_resumed_and_given_weights(client: Any,
 # Errors
 
 
+@pytest.mark.slow
 async def test_a_wrong_key_is_an_auth_error_that_says_where_the_key_is(make: Make, door: Door) -> None:
     async with make(door.url, key="wrong") as client:
         with pytest.raises(AuthError, match=r"control\.key") as raised:
@@ -254,6 +256,7 @@ def test_what_cannot_be_a_server_is_refused_at_once(make: Make, url: Any) -> Non
         make(url)
 
 
+@pytest.mark.slow
 async def test_a_full_server_is_server_busy(make: Make, open_door: OpenDoor) -> None:
     with open_door(episodes={"max_open": 1}) as door:
         async with make(door.url, key=door.key) as client:
@@ -408,6 +411,7 @@ async def where(door: Door) -> set[str]:
         return {episode.episode_id async for episode in client.episodes()}
 
 
+@pytest.mark.slow
 async def test_episodes_spread_over_the_servers(make: Make, doors: list[Door]) -> None:
     before = [len(await where(door)) for door in doors]
     async with make([door.url for door in doors], key=doors[0].key) as client:
@@ -436,6 +440,7 @@ async def test_a_server_that_is_down_is_passed_over(make: Make, doors: list[Door
     assert health[doors[0].url] is None
 
 
+@pytest.mark.slow
 async def test_a_full_server_is_passed_over(make: Make, doors: list[Door], open_door: OpenDoor) -> None:
     with open_door(episodes={"max_open": 1}) as small:
         async with make([small.url, doors[0].url], key=small.key) as client:
@@ -482,6 +487,7 @@ async def test_listing_and_engine_calls_cover_every_server(make: Make, doors: li
         assert (await client.engine(doors[1].url)).keys() == {doors[1].url}
 
 
+@pytest.mark.slow
 async def test_a_client_may_be_shared_by_threads(doors: list[Door]) -> None:
     made: list[str] = []
     with Client([door.url for door in doors], key=doors[0].key) as client:
@@ -500,6 +506,7 @@ async def test_a_client_may_be_shared_by_threads(doors: list[Door]) -> None:
     assert len(set(made)) == 30
 
 
+@pytest.mark.slow
 def test_the_package_exports_what_it_says() -> None:
     for name in turnstile.__all__:
         assert getattr(turnstile, name).__name__ == name

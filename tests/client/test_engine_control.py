@@ -256,6 +256,7 @@ def test_what_the_server_would_refuse_is_refused_before_it_is_sent(stub: EngineS
     assert stub.asked == []
 
 
+@pytest.mark.slow
 def test_tensors_without_torch_say_what_to_install() -> None:
     code = """
 import sys

@@ -132,6 +132,7 @@ def test_a_parting_is_at_the_first_message_that_differs_whatever_the_ids() -> No
     assert Parting.of([], []).words() == "The messages of all 0 turns are the same."
 
 
+@pytest.mark.slow
 def test_an_episode_is_followed_to_its_end(door: Door) -> None:
     with Client(door.url, key=door.key) as client:
         episode = client.create_episode("say hello")
@@ -167,6 +168,7 @@ def test_an_unknown_episode_is_one_sentence(door: Door, command: tuple[str]) -> 
     assert "ep_unknown" in one_sentence(turnstile("episodes", *command, *ids, **on(door)), FAILED)
 
 
+@pytest.mark.slow
 def test_top_shows_servers_engines_and_open_episodes_once(door: Door) -> None:
     with Client(door.url, key=door.key) as client:
         episode = client.create_episode("say hello", episode_id="ep_of_top")

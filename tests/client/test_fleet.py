@@ -121,6 +121,7 @@ def lasting(seconds: float) -> Callable[[EpisodeRequest], Play]:
     return lambda _: Play(seconds)
 
 
+@pytest.mark.slow
 async def test_a_server_joins_while_rollouts_run(fleet: Fleet) -> None:
     first, run = fleet.start(), Run()
     first.play = lasting(0.2)
@@ -135,6 +136,7 @@ async def test_a_server_joins_while_rollouts_run(fleet: Fleet) -> None:
     assert second.created
 
 
+@pytest.mark.slow
 async def test_a_server_that_leaves_the_source_loses_its_rollouts_at_once_and_cancels_them(fleet: Fleet) -> None:
     """``outage_s`` and ``silent_s`` are for ever here: only the source tells."""
     leaving, staying, run = fleet.start(), fleet.start(), Run()
@@ -183,6 +185,7 @@ async def test_a_silent_server_that_comes_back_with_a_finished_episode_gives_not
     assert Counter(rollout.attempts for rollout in run.given) == {1: 8 - len(running) - 1, 2: len(running) + 1}
 
 
+@pytest.mark.slow
 async def test_a_server_that_moves_keeps_its_rollouts(fleet: Fleet) -> None:
     moving, other, run = fleet.start(), fleet.start(), Run()
     moving.play = lasting(FOR_EVER)
@@ -302,6 +305,7 @@ async def test_an_agent_of_ones_own_is_stopped_and_started_elsewhere(fleet: Flee
     assert len(cancelled) == 1
 
 
+@pytest.mark.slow
 async def test_a_creation_that_was_lost_with_its_server_is_found_and_cancelled_later(fleet: Fleet) -> None:
     leaving, staying, run = fleet.start(), fleet.start(), Run()
     leaving.play = lasting(FOR_EVER)
@@ -420,6 +424,7 @@ async def test_a_machine_that_is_listed_under_two_names_is_used_once(fleet: Flee
     assert f"the server at {found['ready'].url} (" in str(found["refused"].why)
 
 
+@pytest.mark.slow
 async def test_a_name_that_cannot_be_looked_up_meanwhile_changes_nothing(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -454,6 +459,7 @@ async def test_a_name_that_cannot_be_looked_up_meanwhile_changes_nothing(
         assert said in caplog.text
 
 
+@pytest.mark.slow
 async def test_servers_that_cannot_be_used_are_left_out_and_told(
     fleet: Fleet, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -484,6 +490,7 @@ async def test_servers_that_cannot_be_used_are_left_out_and_told(
         assert said in caplog.text
 
 
+@pytest.mark.slow
 async def test_where_no_server_can_be_used_the_first_call_says_why(fleet: Fleet) -> None:
     server = fleet.start()
     fleet.name(server)
@@ -506,6 +513,7 @@ async def first_call(fleet: Fleet) -> None:
         await client.create_episode("Hello.")
 
 
+@pytest.mark.slow
 async def test_the_first_server_may_come_later_than_the_client(fleet: Fleet) -> None:
     fleet.file.write_text("")
     async with fleet.client(start_s=30.0) as client:
@@ -578,6 +586,7 @@ def test_a_blocking_client_follows_a_file_and_can_be_pickled(fleet: Fleet) -> No
     assert other.created
 
 
+@pytest.mark.slow
 async def test_two_urls_are_a_fleet_too(fleet: Fleet) -> None:
     one, other, run = fleet.start(), fleet.start(), Run()
     one.play = lasting(FOR_EVER)

@@ -115,6 +115,7 @@ def test_what_stops_a_doctor_is_told_harmlessly(monkeypatch: pytest.MonkeyPatch,
     assert ran(*words).exit_code == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [

@@ -99,6 +99,7 @@ def test_a_file_gives_back_the_samples_bit_for_bit(
     same(read_parquet(path), original.samples)
 
 
+@pytest.mark.slow
 @any_samples
 @given(sample_sets)
 def test_a_data_set_gives_back_the_samples_bit_for_bit(original: SampleSet) -> None:

@@ -81,6 +81,7 @@ async def test_a_group_that_stays_short_says_so_and_has_no_zero(stub: StubServer
     assert set(advantages(rollouts).values()) == {0.0}, "a zero in the place of the lost one would give a signal"
 
 
+@pytest.mark.slow
 def test_the_report_counts_what_the_infrastructure_cost_apart(stub: StubServer) -> None:
     plays = iter([NOT_GRADED, LOST, LOST, Play(reward=1.0)])
     again = iter([LOST, Play(reward=1.0)])

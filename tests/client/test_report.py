@@ -326,6 +326,7 @@ def test_the_numbers_are_those_of_the_server(door: Door, recorded_run: list[str]
     assert sum(text.startswith("user") for text in texts) >= 2 * STEPS
 
 
+@pytest.mark.slow
 def test_episodes_and_tokens_are_as_many_as_asked_for(door: Door, recorded_run: list[str], tmp_path: Path) -> None:
     out = tmp_path / "report.html"
     out.write_text("an old one")

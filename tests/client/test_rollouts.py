@@ -187,6 +187,7 @@ async def test_a_group_may_be_named_after_its_task(read: Read, stub: StubServer)
     assert {rollout.group_id for rollout in rollouts} == {"of-a", "of-b"}
 
 
+@pytest.mark.slow
 async def test_no_more_than_max_concurrent_run_and_endless_tasks_are_taken_as_there_is_room(
     read: Read, stub: StubServer
 ) -> None:
@@ -357,6 +358,7 @@ async def test_a_server_that_fails_for_a_while_is_waited_for(
     assert len(stub.created) == 2
 
 
+@pytest.mark.slow
 async def test_a_server_that_stays_away_is_a_failure_of_the_infrastructure(read: Read, stub: StubServer) -> None:
     away = Answer(503, "journal_unavailable")
     stub.answer = lambda asked: away if len(stub.created) == 1 else None
@@ -638,6 +640,7 @@ async def test_an_agent_that_exits_its_thread_has_failed_like_any_other(door: Do
     assert rollout.fault is Fault.CALLER
 
 
+@pytest.mark.slow
 async def test_an_agent_that_fails_because_its_episode_has_ended_is_not_to_blame(read: Read, door: Door) -> None:
     def overdue(handle: Any) -> None:
         with Client(door.url, key=door.key) as client:

@@ -203,6 +203,7 @@ async def test_rollouts_that_the_real_server_cancels_are_refilled_with_fresh_wei
     assert len(ended) == 4
 
 
+@pytest.mark.slow
 async def test_weights_that_were_loaded_past_the_server_count_too(
     client: AsyncClient, weights: Weights, open_door: OpenDoor
 ) -> None:

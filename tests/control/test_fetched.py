@@ -50,6 +50,7 @@ async def test_an_export_of_an_ended_episode_counts_once_and_others_do_not(
         assert missing.status_code == 404
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["/samples", "/tree", "/turns"])
 async def test_each_export_counts(tiny_model: Path, tmp_path: Path, what: str) -> None:
     async with staged(tiny_model, tmp_path) as stage:
@@ -97,6 +98,7 @@ async def test_a_full_disk_leaves_what_was_just_fetched_for_a_while(tiny_model: 
         await wait_until(lambda: deleted(stage, episode))
 
 
+@pytest.mark.slow
 async def test_events_say_what_went_and_that_nothing_else_may_go(tiny_model: Path, tmp_path: Path) -> None:
     async with staged(tiny_model, tmp_path, journal={"retention_share": 0}) as stage:
         episode = await stage.episode()

@@ -159,6 +159,7 @@ async def test_a_break_is_shown_with_both_messages(http: httpx.AsyncClient, epis
     assert (await http.get("/episodes/ep_x/breaks")).status_code == 404
 
 
+@pytest.mark.slow
 async def test_bounds_of_windows_are_settings(open_door: OpenDoor) -> None:
     bounds = {"window_tokens": 5, "found_tokens": 2, "shown_breaks": 1}
     with open_door(control=bounds) as door:
@@ -207,6 +208,7 @@ async def test_a_look_is_no_fetch_of_a_trainer(
     assert seen == [ended.episode_id], "a look that was noted late would be here too"
 
 
+@pytest.mark.slow
 async def test_the_types_of_the_answers_are_in_openapi(http: httpx.AsyncClient) -> None:
     described = (await http.get("/openapi.json")).json()
     names = {"TokenWindow", "WindowTurn", "TokenMatches", "TurnOutlines", "TurnList", "BreakReport", "BreakEntry"}

@@ -27,6 +27,7 @@ async def load(http: httpx.AsyncClient) -> ServerLoad:
     return ServerLoad.model_validate_json(answer.content)
 
 
+@pytest.mark.slow
 async def test_a_server_tells_how_full_it_is_and_who_it_is(open_door: OpenDoor) -> None:
     limits = {"episodes": {"max_running": 6, "max_open": 10}, "sandboxes": {"kind": "none", "max_open": 20}}
     with open_door(**limits) as door:
@@ -93,6 +94,7 @@ async def drained(http: httpx.AsyncClient) -> bool:
     return (await load(http)).drained
 
 
+@pytest.mark.slow
 async def test_what_nobody_fetches_holds_a_drained_server_up_for_a_while_only(open_door: OpenDoor) -> None:
     with open_door(episodes={"drained_linger_s": 0.2}) as door:
         async with http_of(door) as http:

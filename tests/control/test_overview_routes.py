@@ -126,6 +126,7 @@ async def test_a_filter_leaves_what_fits_in_pages_and_by_offset(
     assert by_offset.total == len(expected)
 
 
+@pytest.mark.slow
 async def test_sorted_pages_have_those_without_a_value_last(
     http: httpx.AsyncClient, recorded: list[EpisodeSummary]
 ) -> None:
@@ -141,6 +142,7 @@ async def test_sorted_pages_have_those_without_a_value_last(
     assert whole.json()["episodes"][0]["metadata"]["number"] == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sort", ["created", "ended", "status", "task", "group", "step", "version", "turns", "tokens"]
 )
@@ -165,6 +167,7 @@ async def test_statistics_are_those_of_the_rows(http: httpx.AsyncClient, recorde
     assert everything.rows == ()
 
 
+@pytest.mark.slow
 async def test_both_clients_ask_the_same(recorded: list[EpisodeSummary], door: Door) -> None:
     async with AsyncClient(door.url, key=door.key) as client:
         found = [row async for row in client.summaries(run_id=RUN, graded=True, page_size=3)]
@@ -208,6 +211,7 @@ async def test_a_cursor_and_an_offset_exclude_each_other(http: httpx.AsyncClient
     assert "offset" in error_of(response, 400, "invalid_request")["message"]
 
 
+@pytest.mark.slow
 async def test_a_group_is_shown_with_advantages_and_shared_tokens(
     http: httpx.AsyncClient, recorded: list[EpisodeSummary], door: Door
 ) -> None:
@@ -262,6 +266,7 @@ async def test_only_the_newest_episodes_of_a_large_group_are_shown(open_door: Op
             assert report.further == 1
 
 
+@pytest.mark.slow
 async def test_groups_are_those_of_the_rows_in_the_order_that_is_asked_for(
     http: httpx.AsyncClient, recorded: list[EpisodeSummary]
 ) -> None:

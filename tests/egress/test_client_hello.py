@@ -175,6 +175,7 @@ def test_a_server_s_first_bytes_tell_whether_it_asks_for_a_second_greeting(
     assert set(told[43:]) == {curve is not None}
 
 
+@pytest.mark.slow
 def test_what_is_no_first_message_of_a_server_asks_for_nothing() -> None:
     assert asks_again(b"") is None
     assert asks_again(b"\x15\x03\x03\0\2\2\x28") is False

@@ -106,6 +106,7 @@ def test_a_wildcard_covers_exactly_the_names_below_it(name: str, label: str) -> 
     assert not exact.covers(wildcard)
 
 
+@pytest.mark.slow
 @given(st.text(max_size=40))
 def test_no_text_has_two_normal_forms(text: str) -> None:
     try:

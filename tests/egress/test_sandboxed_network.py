@@ -140,6 +140,7 @@ async def environment(sandbox: Sandbox) -> bytes:
     return (await sandbox.exec(Command(("env",)))).stdout
 
 
+@pytest.mark.slow
 async def test_only_the_hosts_of_the_list_are_reached_from_inside(
     any_provider: SandboxProvider, hosts: Hosts, names: Names, echo_app: EchoApp
 ) -> None:
@@ -198,6 +199,7 @@ async def test_only_the_hosts_of_the_list_are_reached_from_inside(
     assert (report.allowed, report.refused) == (4, 12)
 
 
+@pytest.mark.slow
 async def test_a_phase_has_its_own_hosts_and_a_closed_one_has_none(
     provider: SandboxProvider, hosts: Hosts
 ) -> None:
@@ -216,6 +218,7 @@ async def test_a_phase_has_its_own_hosts_and_a_closed_one_has_none(
     assert b"PROXY" not in await environment(sandbox)
 
 
+@pytest.mark.slow
 async def test_what_the_judge_runs_as_the_work_is_told_of_the_proxy(provider: SandboxProvider) -> None:
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
@@ -291,6 +294,7 @@ async def test_connections_to_the_network_take_none_from_the_gate(
     await wait_until(lambda: not egress.stats.open)
 
 
+@pytest.mark.slow
 async def test_sandboxes_in_a_pool_are_kept_apart_by_their_network(folder: Path, egress: EgressProxy) -> None:
     settings = SandboxSettings(kind="local", warm=1)
     pool = SandboxPool(LocalProvider(settings, folder / "run", egress=egress), settings)

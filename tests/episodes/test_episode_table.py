@@ -132,6 +132,7 @@ def filled(count: int) -> Archive:
     return archive
 
 
+@pytest.mark.slow
 def test_a_filter_reads_no_record(monkeypatch: pytest.MonkeyPatch) -> None:
     archive = filled(2_000)
 

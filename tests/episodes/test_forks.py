@@ -36,6 +36,7 @@ async def stage(tiny_model: Path, tmp_path: Path) -> AsyncIterator[Stage]:
         yield running
 
 
+@pytest.mark.slow
 async def test_forks_continue_the_very_tokens_and_train_only_their_own(stage: Stage) -> None:
     traceparent = f"00-{'a' * 32}-{'b' * 16}-01"
     of_trainer = {"run_id": "r", "train_step": 3, "traceparent": traceparent}
@@ -78,6 +79,7 @@ async def test_forks_continue_the_very_tokens_and_train_only_their_own(stage: St
         assert [turn["turn_id"] for turn in report["turns"]] == await turn_ids(stage, child)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ended", [False, True])
 async def test_a_fork_is_given_rewards_of_its_own_turns_only(stage: Stage, ended: bool) -> None:
     parent = await stage.episode(task={"instruction": "t", "reward": {"late": True}})
@@ -95,6 +97,7 @@ async def test_a_fork_is_given_rewards_of_its_own_turns_only(stage: Stage, ended
     assert (given.status_code, given.json()["turn_rewards"]) == (200, {own: 1.0}), given.text
 
 
+@pytest.mark.slow
 async def test_a_fork_may_go_back_branch_and_be_forked(stage: Stage) -> None:
     parent = await stage.episode(limits={"max_turns": 3})
     early = await say(stage, parent, FIRST)
@@ -126,6 +129,7 @@ async def _exhausted(stage: Stage, episode: Episode, history: Messages) -> tuple
     return answer.status_code, answer.text
 
 
+@pytest.mark.slow
 async def test_asking_again_for_the_turn_before_a_fork_samples_anew(stage: Stage) -> None:
     parent = await stage.episode()
     history = await say(stage, parent, FIRST)
@@ -174,6 +178,7 @@ async def test_forks_outlive_restarts_and_hold_what_they_continue(tiny_model: Pa
         assert (await stage.control.delete(path)).status_code == 204
 
 
+@pytest.mark.slow
 async def test_what_cannot_be_forked_is_refused_before_anything_is_made(stage: Stage) -> None:
     parent = await stage.episode()
     await say(stage, parent, FIRST)
@@ -336,6 +341,7 @@ async def test_snapshots_are_bounded_and_swept(tiny_model: Path, tmp_path: Path)
         assert (await refused(stage, parent, "fork", snapshot_id=first["snapshot_id"]))[0] == 410
 
 
+@pytest.mark.slow
 async def test_a_repeated_fork_gives_its_episodes_on_a_full_server_and_after_a_later_snapshot(
     tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -392,6 +398,7 @@ async def test_no_snapshot_is_taken_while_a_tool_runs_and_tools_wait_for_one() -
     assert toolbox._paused == {}
 
 
+@pytest.mark.slow
 async def test_the_client_takes_snapshots_and_forks(stage: Stage) -> None:
     async with AsyncClient(str(stage.control.base_url)) as client:
         episode = await client.create_episode("Search.")

@@ -66,6 +66,7 @@ async def test_an_episode_waits_for_its_reward_and_its_samples_have_it_then(stag
     assert (tree["reward"], tree["turn_rewards"]) == (-0.5, [None, 2.5])
 
 
+@pytest.mark.slow
 async def test_a_repeated_key_changes_nothing_and_another_value_under_it_is_refused(stage: Stage) -> None:
     episode = await played(stage, LATE, 1)
     first = await give(stage, episode, reward=1, why="once")
@@ -94,6 +95,7 @@ REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {
 }
 
 
+@pytest.mark.slow
 async def test_what_cannot_be_a_reward_is_refused_and_changes_nothing(stage: Stage) -> None:
     episode = await played(stage, LATE, 1)
     before = await stage.get(episode)
@@ -122,6 +124,7 @@ async def test_only_episodes_that_wait_for_one_get_a_reward(stage: Stage) -> Non
     assert missing.status_code == 404
 
 
+@pytest.mark.slow
 async def test_a_graders_reward_is_replaced_only_where_the_task_and_the_trainer_say_so(stage: Stage) -> None:
     episode = await played(stage, GRADED, 1)
     found = await stage.get(episode)
@@ -197,6 +200,7 @@ async def test_a_deleted_episode_does_not_come_back_by_a_reward(tiny_model: Path
         assert (await stage.control.get(url)).status_code == 404
 
 
+@pytest.mark.slow
 async def test_so_many_changes_are_kept_and_no_more(tiny_model: Path, tmp_path: Path) -> None:
     async with staged(tiny_model, tmp_path, episodes={"max_reward_changes": 2}) as stage:
         episode = await played(stage, LATE, 1)
@@ -208,6 +212,7 @@ async def test_so_many_changes_are_kept_and_no_more(tiny_model: Path, tmp_path: 
         assert (await give(stage, episode, key="1", reward=1)).status_code == 200, "a repetition is none"
 
 
+@pytest.mark.slow
 async def test_two_at_once_are_one_after_the_other(stage: Stage) -> None:
     episode = await played(stage, LATE, 3)
     async with anyio.create_task_group() as group:
@@ -249,6 +254,7 @@ async def test_the_clients_give_rewards(stage: Stage, tmp_path: Path) -> None:
     assert (await anyio.to_thread.run_sync(blocking)).reward == -1.0
 
 
+@pytest.mark.slow
 async def test_the_command_gives_rewards_and_says_what_is_wrong(stage: Stage) -> None:
     episode = (await played(stage, LATE, 2))["episode_id"]
 

@@ -49,6 +49,7 @@ def test_one_renewal_keeps_all_episodes_of_an_owner() -> None:
         assert leases.lapsed(float(second)) == []
 
 
+@pytest.mark.slow
 def test_leases_without_open_episodes_take_no_memory() -> None:
     """Whoever has the control key may renew any number of names."""
     leases = Leases(1.0, 0.0)
@@ -156,6 +157,7 @@ async def test_a_lapse_cancels_the_episodes_frees_their_places_and_says_why(
         assert (await stage.get(other))["status"] in ("preparing", "running")
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 async def test_a_lease_is_no_part_of_what_an_idempotency_key_stands_for(tiny_model: Path, tmp_path: Path) -> None:
     async with staged(tiny_model, tmp_path / "data") as stage:

@@ -57,6 +57,7 @@ class Breaking:
 # Beginning
 
 
+@pytest.mark.slow
 async def test_a_new_episode_runs_and_has_its_address_and_key(stage: Stage) -> None:
     created = await stage.episode(metadata={"a": 1}, seed=5, group_id="g")
     assert created["status"] == "running"
@@ -69,6 +70,7 @@ async def test_a_new_episode_runs_and_has_its_address_and_key(stage: Stage) -> N
     assert "episode_key" not in shown
 
 
+@pytest.mark.slow
 async def test_equal_creations_at_once_become_one_episode(stage: Stage) -> None:
     async def create() -> httpx.Response:
         return await stage.control.post("/episodes", json={**INLINE, "idempotency_key": "k"})
@@ -86,6 +88,7 @@ async def test_an_idempotency_key_with_another_body_is_409(stage: Stage) -> None
     assert (again.status_code, again.json()["error"]["type"]) == (409, "conflict")
 
 
+@pytest.mark.slow
 async def test_one_of_many_creations_with_one_id_wins(stage: Stage) -> None:
     async def create() -> httpx.Response:
         return await stage.control.post("/episodes", json={**INLINE, "episode_id": "mine"})
@@ -94,6 +97,7 @@ async def test_one_of_many_creations_with_one_id_wins(stage: Stage) -> None:
     assert sorted(answer.status_code for answer in answers) == [201] + [409] * 7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", ["max_turns", "max_completion_tokens", "max_sampled_tokens", "wall_s", "idle_s"])
 async def test_a_limit_above_the_servers_ceiling_is_422_and_names_it(stage: Stage, limit: str) -> None:
     answer = await stage.control.post("/episodes", json={**INLINE, "limits": {limit: 10**9}})
@@ -102,6 +106,7 @@ async def test_a_limit_above_the_servers_ceiling_is_422_and_names_it(stage: Stag
     assert (await stage.control.get("/episodes")).json()["episodes"] == []
 
 
+@pytest.mark.slow
 async def test_an_episode_without_limits_has_the_servers(tiny_model: Path, tmp_path: Path) -> None:
     async with staged(tiny_model, tmp_path, episodes={"max_turns": 7, "idle_s": 9.0}) as stage:
         limits = (await stage.get(await stage.episode(limits={"max_turns": 3})))["limits"]
@@ -126,6 +131,7 @@ async def test_more_open_episodes_than_the_bound_are_429(tiny_model: Path, tmp_p
 # Ending
 
 
+@pytest.mark.slow
 async def test_a_long_poll_wakes_at_the_end(stage: Stage) -> None:
     episode = await stage.episode()
     with anyio.fail_after(20):
@@ -134,6 +140,7 @@ async def test_a_long_poll_wakes_at_the_end(stage: Stage) -> None:
         assert (await stage.get(episode, "?wait=60"))["status"] == "completed", "no wait for what has ended"
 
 
+@pytest.mark.slow
 async def test_an_episode_ends_once(stage: Stage) -> None:
     episode = await stage.episode()
     ends = await gathered(*[lambda: stage.post(episode, "finish"), lambda: stage.post(episode, "cancel")] * 4)
@@ -141,6 +148,7 @@ async def test_an_episode_ends_once(stage: Stage) -> None:
     assert (await stage.get(episode))["status"] == ends[0]["status"]
 
 
+@pytest.mark.slow
 async def test_finish_lets_calls_in_flight_end(tiny_model: Path, tmp_path: Path) -> None:
     async with staged(tiny_model, tmp_path, gate={"drain_s": 60.0, "max_refusals": 10**6}) as stage:
         await _finished_during_a_call(stage)
@@ -172,6 +180,7 @@ async def _finished_during_a_call(stage: Stage) -> None:
     assert len(await turns(stage, episode)) == 1
 
 
+@pytest.mark.slow
 async def test_finish_aborts_what_does_not_end_in_time(tiny_model: Path, tmp_path: Path) -> None:
     async with staged(tiny_model, tmp_path, gate={"drain_s": 0.05}) as stage:
         stage.engine.answers = [until_aborted([5, 6, 7])]
@@ -181,6 +190,7 @@ async def test_finish_aborts_what_does_not_end_in_time(tiny_model: Path, tmp_pat
     assert episode["stats"]["discarded"] == {"completed": 3}
 
 
+@pytest.mark.slow
 async def test_cancel_aborts_at_once(tiny_model: Path, tmp_path: Path) -> None:
     async with staged(tiny_model, tmp_path, gate={"drain_s": 3600.0}) as stage:
         stage.engine.answers = [until_aborted([5, 6, 7])]
@@ -206,6 +216,7 @@ async def _ended_during_a_call(stage: Stage, how: str) -> tuple[dict[str, Any], 
     return await stage.get(episode), replies[0]
 
 
+@pytest.mark.slow
 async def test_a_stream_of_a_cancelled_episode_ends_with_an_error_and_keeps_its_tokens(stage: Stage) -> None:
     ids = stage.encode("half a")
     stage.engine.answers = [until_aborted(ids)]
@@ -222,6 +233,7 @@ async def test_a_stream_of_a_cancelled_episode_ends_with_an_error_and_keeps_its_
     assert (await stage.get(episode))["stats"]["untrained"] == {"interrupted": len(ids)}
 
 
+@pytest.mark.slow
 async def test_an_engine_that_is_deaf_to_aborts_holds_an_episode_up_only_once(
     tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -249,6 +261,7 @@ async def test_an_engine_that_is_deaf_to_aborts_holds_an_episode_up_only_once(
         assert (await ended_once(stage, episode))["status"] == "cancelled"
 
 
+@pytest.mark.slow
 async def test_a_deleted_episode_is_gone_with_all_it_had(stage: Stage) -> None:
     stage.engine.answers = [says(reply_ids(stage, "x"))]
     episode = await stage.episode()
@@ -263,6 +276,7 @@ async def test_a_deleted_episode_is_gone_with_all_it_had(stage: Stage) -> None:
     assert await stage.journal.read(episode["episode_id"]) == []
 
 
+@pytest.mark.slow
 async def test_the_key_of_a_deleted_episode_does_not_open_another_of_the_same_id(stage: Stage) -> None:
     stage.engine.answers = [says(reply_ids(stage, "x"))]
     old = await stage.episode(episode_id="again")
@@ -278,6 +292,7 @@ async def test_the_key_of_a_deleted_episode_does_not_open_another_of_the_same_id
 # Time
 
 
+@pytest.mark.slow
 async def test_an_episode_that_runs_too_long_is_timed_out(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -302,6 +317,7 @@ async def test_an_episode_that_runs_too_long_is_timed_out(
     assert ended["stats"]["discarded"] == {"timed_out": 2}
 
 
+@pytest.mark.slow
 async def test_an_idle_episode_is_timed_out_but_not_during_a_call(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -343,6 +359,7 @@ async def test_an_end_that_cannot_be_stored_is_503_and_may_be_asked_again(
     assert (await stage.post(episode, "finish"))["status"] == "completed"
 
 
+@pytest.mark.slow
 async def test_an_end_by_a_budget_that_cannot_be_stored_is_stored_later(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -360,6 +377,7 @@ async def test_an_end_by_a_budget_that_cannot_be_stored_is_stored_later(
     assert (ended["status"], ended["error"]["type"]) == ("truncated", "budget_exhausted")
 
 
+@pytest.mark.slow
 async def test_the_watch_outlives_a_retention_that_fails(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -376,6 +394,7 @@ async def test_the_watch_outlives_a_retention_that_fails(
         assert (await ended_once(stage, episode))["status"] == "timed_out"
 
 
+@pytest.mark.slow
 async def test_a_creation_that_cannot_be_stored_is_no_episode(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -388,6 +407,7 @@ async def test_a_creation_that_cannot_be_stored_is_no_episode(
     assert again.status_code == 201
 
 
+@pytest.mark.slow
 async def test_a_creation_whose_caller_goes_away_is_an_episode_or_nothing(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -416,6 +436,7 @@ async def test_a_creation_whose_caller_goes_away_is_an_episode_or_nothing(
 # What is given out
 
 
+@pytest.mark.slow
 async def test_a_running_episode_shows_the_turns_it_has_by_itself_and_in_the_list(stage: Stage) -> None:
     stage.engine.answers = [says(reply_ids(stage, "one")), says(reply_ids(stage, "two"))]
     episode = await stage.episode()
@@ -428,6 +449,7 @@ async def test_a_running_episode_shows_the_turns_it_has_by_itself_and_in_the_lis
             assert listed["stats"] == alone["stats"]
 
 
+@pytest.mark.slow
 async def test_samples_are_the_same_before_and_after_the_end_and_from_the_disk(
     tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -456,6 +478,7 @@ async def _export(stage: Stage, episode: dict[str, Any]) -> tuple[Any, Any]:
     return await stage.get(episode, "/turns"), await stage.get(episode, "/samples")
 
 
+@pytest.mark.slow
 async def test_an_export_that_a_deletion_overtakes_is_404_and_not_empty(tiny_model: Path, tmp_path: Path) -> None:
     """Retention deletes in the journal first; the listing learns of it afterwards."""
     async with staged(tiny_model, tmp_path, episodes={"cached_trees": 1}) as stage:

@@ -68,6 +68,7 @@ async def test_others_are_served_during_a_long_look(many: Overview, look: str) -
     assert served >= COUNT - 1
 
 
+@pytest.mark.slow
 async def test_an_answer_that_is_written_piece_by_piece_is_the_same(many: Overview) -> None:
     rows = await many.summaries(f"ep{number}" for number in range(COUNT))
     for report in (statistics_by(rows, ["task"]), statistics_by([])):

@@ -235,6 +235,7 @@ async def test_a_stop_in_each_phase_ends_the_episode_once_and_releases_everythin
         await server.place_is_free()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phase", PHASES)
 async def test_many_stops_at_once_are_one_end(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: str
@@ -292,6 +293,7 @@ async def test_a_caller_that_goes_away_does_not_stop_the_end(
 # The server stops in each phase
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phase", PHASES)
 async def test_a_shutdown_in_each_phase_leaves_no_sandbox_and_a_restart_to_tell(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: str
@@ -438,6 +440,7 @@ async def grader_breaks(server: RecordingServer) -> Episode:
     return await worked(server)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("broken", [no_room, process_breaks, abort_breaks, grader_breaks])
 async def test_a_bug_fails_its_own_episode_and_releases_its_sandbox(
     tiny_model: Path,
@@ -464,6 +467,7 @@ async def test_a_bug_fails_its_own_episode_and_releases_its_sandbox(
         await server.place_is_free()
 
 
+@pytest.mark.slow
 async def test_a_bug_before_any_stop_was_requested_closes_the_model_api_before_the_end_is_stored(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

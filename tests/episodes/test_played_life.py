@@ -147,6 +147,7 @@ async def test_the_agent_gets_its_instruction_its_urls_and_its_key(server: Episo
     await server.stage.post(created, "cancel")
 
 
+@pytest.mark.slow
 async def test_what_a_stopped_agent_had_printed_is_in_its_record(server: EpisodeServer) -> None:
     created = await server.play(limits={"wall_s": 0.2})
     (await server.provider.agent()).printed = b"waiting for a server"
@@ -300,6 +301,7 @@ async def test_an_agent_that_got_over_a_broken_call_is_judged_as_usual(server: E
     assert (await server.ended(created))["status"] == "completed"
 
 
+@pytest.mark.slow
 async def test_a_sandbox_that_cannot_be_made_is_the_infrastructures_failure(server: EpisodeServer) -> None:
     async def fail() -> None:
         raise SandboxUnavailable("no room")
@@ -360,6 +362,7 @@ async def test_a_sandbox_that_dies_while_its_work_is_fetched_is_judged_alike(
     assert (shown["status"], shown["reward"]) == (status, reward)
 
 
+@pytest.mark.slow
 async def test_a_sandbox_that_dies_before_its_agent_runs_is_the_infrastructures_failure(
     server: EpisodeServer,
 ) -> None:
@@ -482,6 +485,7 @@ async def test_an_agent_that_never_ends_is_stopped_by_the_idle_limit(
     assert process.killed
 
 
+@pytest.mark.slow
 async def test_the_end_of_a_budget_stops_the_agent_and_the_work_is_graded(server: EpisodeServer) -> None:
     created = await server.play(limits={"max_turns": 1})
     process = await server.provider.agent()
@@ -632,6 +636,7 @@ async def test_a_submission_ends_an_episode_whose_agent_says_so(server: EpisodeS
     assert process.killed
 
 
+@pytest.mark.slow
 async def test_a_submission_that_a_user_answers_ends_nothing_until_the_conversation_is_over(
     tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -681,6 +686,7 @@ async def test_an_end_that_the_disk_refused_is_graded_once_and_stored_later(
         assert len(server.grader.graded) == 1
 
 
+@pytest.mark.slow
 async def test_a_server_that_stops_leaves_no_sandbox_and_the_next_says_what_happened(
     tiny_model: Path, tmp_path: Path
 ) -> None:

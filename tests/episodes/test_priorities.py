@@ -50,6 +50,7 @@ async def order_of(server: EpisodeServer, holder: Episode, waiting: dict[str, Ep
     return order
 
 
+@pytest.mark.slow
 async def test_an_evaluation_gets_its_places_before_the_training(narrow: EpisodeServer) -> None:
     holder = await narrow.play(agent="external")
     await narrow.status(holder, "running")
@@ -80,6 +81,7 @@ async def test_a_group_that_began_earlier_gets_its_places_first(narrow: EpisodeS
     assert await order_of(narrow, holder, waiting) == ["old 2", "new 1", "new 2", "ungrouped"]
 
 
+@pytest.mark.slow
 async def test_a_queued_episode_that_is_cancelled_leaves_the_queue(narrow: EpisodeServer) -> None:
     holder = await narrow.play(agent="external")
     await narrow.status(holder, "running")
@@ -89,6 +91,7 @@ async def test_a_queued_episode_that_is_cancelled_leaves_the_queue(narrow: Episo
     assert await order_of(narrow, holder, {"after": after}) == ["after"]
 
 
+@pytest.mark.slow
 async def test_episodes_that_wait_for_their_grade_hold_no_place_but_not_without_end(narrow: EpisodeServer) -> None:
     judged = anyio.Event()
 
@@ -113,6 +116,7 @@ async def test_episodes_that_wait_for_their_grade_hold_no_place_but_not_without_
     await narrow.status(third, "completed")
 
 
+@pytest.mark.slow
 async def test_a_waiting_grading_that_is_cancelled_makes_room_for_the_next(narrow: EpisodeServer) -> None:
     async def never(_: Task, __: Work) -> Grade:
         await anyio.sleep_forever()
@@ -139,6 +143,7 @@ def test_without_room_for_its_two_sandboxes_a_grading_keeps_its_episodes_place(
     assert beyond_places(settings) == beyond
 
 
+@pytest.mark.slow
 async def test_the_engine_is_told_whose_call_it_is(stage: Stage) -> None:
     stage.engine.answers = [says(stage.encode(f"hm {END}"))]
     made = [

@@ -149,6 +149,7 @@ async def test_the_oldest_work_goes_first_and_its_record_says_so(tiny_model: Pat
         assert (refused.status_code, refused.json()["error"]["type"]) == (410, "work_not_kept")
 
 
+@pytest.mark.slow
 async def test_work_grows_too_old_and_goes_with_its_episode(tiny_model: Path, tmp_path: Path) -> None:
     async with opened(tiny_model, tmp_path, keep_work_s=3600, retention_interval_s=0.02) as server:
         old, deleted, kept = [await played(server) for _ in range(3)]
@@ -394,6 +395,7 @@ async def test_a_regrade_that_fails_for_whatever_reason_is_counted(
     assert "PermissionError(13, 'denied')" in caplog.text
 
 
+@pytest.mark.slow
 async def test_a_caller_that_goes_away_ends_its_regrade(server: EpisodeServer) -> None:
     episode = await played(server)
     began, ended = anyio.Event(), anyio.Event()

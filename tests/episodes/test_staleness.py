@@ -184,6 +184,7 @@ async def test_the_record_keeps_the_staleness_that_the_episode_ended_with(stage:
     assert (await stage.get(episode))["staleness"]["versions"] == 0
 
 
+@pytest.mark.slow
 async def test_after_a_restart_the_record_and_its_samples_still_say_so(tiny_model: Path, tmp_path: Path) -> None:
     async with staged(tiny_model, tmp_path) as stage:
         stage.engine.answers = [says(stage.encode(f"hm {END}"))]
@@ -206,6 +207,7 @@ async def test_after_a_restart_the_record_and_its_samples_still_say_so(tiny_mode
 # A group
 
 
+@pytest.mark.slow
 async def test_the_open_episodes_of_a_group_are_cancelled_together_and_it_begins_again(stage: Stage) -> None:
     bound = {**BOUND, "scope": "group"}
     old = await stage.episode(group_id="g", staleness=bound)
@@ -226,6 +228,7 @@ async def test_the_open_episodes_of_a_group_are_cancelled_together_and_it_begins
     assert [(await stage.get(each))["status"] for each in (refill, untouched)] == ["running"] * 2
 
 
+@pytest.mark.slow
 async def test_without_a_token_an_episode_of_a_stopped_group_is_cancelled_and_not_graded(stage: Stage) -> None:
     bound = {"max_versions": 0, "scope": "group", "policy": "stop_admitting"}
     working = await stage.episode(task=ANSWER, group_id="g", staleness=bound)

@@ -174,6 +174,7 @@ async def test_a_way_to_end_in_the_second_step(
     assert len(server.provider.made[0].processes) == 2
 
 
+@pytest.mark.slow
 async def test_a_call_in_flight_at_the_end_of_a_step_is_a_turn_of_it(server: EpisodeServer) -> None:
     began, go = anyio.Event(), anyio.Event()
     graded_as(server, one=1.0, two=0.0, three=0.0)
@@ -198,6 +199,7 @@ async def test_a_call_in_flight_at_the_end_of_a_step_is_a_turn_of_it(server: Epi
     assert [(steps[name]["first_turn"], steps[name]["turns"]) for name in steps] == [(0, 2), (2, 1), (3, 1)]
 
 
+@pytest.mark.slow
 async def test_a_shutdown_while_a_step_is_judged_leaves_the_episode_unfinished(
     tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -244,6 +246,7 @@ async def test_a_step_that_has_not_begun_is_not_judged(server: EpisodeServer) ->
     assert shown["grading"]["not_played"] == ["two", "three"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("step", "fault", "reward"), [(0, "task", None), (1, "agent", 0.0)])
 async def test_agent_files_that_cannot_be_written_are_the_agents_failure_once_it_has_worked_there(
     server: EpisodeServer, step: int, fault: str, reward: float | None
@@ -261,6 +264,7 @@ async def test_agent_files_that_cannot_be_written_are_the_agents_failure_once_it
     assert (shown["status"], shown["error"]["fault"], shown["reward"]) == ("failed", fault, reward), shown
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("step", "fault", "reward"), [("one", "task", None), ("two", "agent", 0.0)])
 async def test_a_set_up_that_fails_is_the_tasks_failure_only_where_no_agent_was(
     tiny_model: Path, tmp_path: Path, step: str, fault: str, reward: float | None

@@ -52,6 +52,7 @@ async def test_a_turn_that_is_recorded_twice_is_in_the_tree_once(
     assert "is recorded twice" in caplog.text
 
 
+@pytest.mark.slow
 async def test_a_full_disk_does_not_keep_a_restarted_server_from_showing_what_it_has(
     tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -66,6 +67,7 @@ async def test_a_full_disk_does_not_keep_a_restarted_server_from_showing_what_it
     assert "could not be stored" in caplog.text
 
 
+@pytest.mark.slow
 async def test_an_episode_of_another_version_is_shown_as_unreadable_and_the_others_stay(
     tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -196,6 +196,7 @@ async def test_a_trace_that_is_not_sampled_is_not_exported(
     assert TRACE not in {one.trace_id.hex() for one in spans}
 
 
+@pytest.mark.slow
 async def test_what_has_ended_is_exported_before_the_server_is_gone_and_no_collector_holds_it_up(
     tiny_model: Path, tmp_path: Path, collector: Collector
 ) -> None:

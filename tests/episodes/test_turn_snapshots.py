@@ -35,6 +35,7 @@ async def outcomes(stage: Stage) -> dict[str, float]:
     return {name.split('"')[1]: float(value) for name, value in named}
 
 
+@pytest.mark.slow
 async def test_each_turn_of_an_episode_can_be_gone_back_to(tiny_model: Path, tmp_path: Path) -> None:
     data = tmp_path / "data"
     work, wanted = light_work(tiny_model, data, tmp_path / "installs")
@@ -64,6 +65,7 @@ async def test_each_turn_of_an_episode_can_be_gone_back_to(tiny_model: Path, tmp
         assert await outcomes(stage) == {"kept": 6}
 
 
+@pytest.mark.slow
 async def test_calls_side_by_side_are_no_rest_and_wait_for_the_snapshot_of_the_first(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,6 +98,7 @@ async def test_calls_side_by_side_are_no_rest_and_wait_for_the_snapshot_of_the_f
         assert len(await kept(stage, parent)) <= 2, "2 where the first was done before the second went on"
 
 
+@pytest.mark.slow
 async def test_a_snapshot_that_fails_fails_no_call(tiny_model: Path, tmp_path: Path) -> None:
     data = tmp_path / "data"
     work, wanted = light_work(tiny_model, data, tmp_path / "installs")

@@ -58,6 +58,7 @@ async def test_work_is_rewarded_by_hidden_tests(tiny_model: Path, tmp_path: Path
         assert "thought 2 times" in idle["agent_output"]
 
 
+@pytest.mark.slow
 async def test_the_environment_and_the_key_of_an_episode_are_in_no_record(
     tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -73,6 +74,7 @@ async def test_the_environment_and_the_key_of_an_episode_are_in_no_record(
     assert not any(b"tsk-" in text for text in files)  # how every key begins
 
 
+@pytest.mark.slow
 async def test_an_agent_that_crashes_scores_0_and_says_why(tiny_model: Path, tmp_path: Path) -> None:
     async with server(tiny_model, tmp_path) as stage:
         shown = await played(stage, env={"WORK": "raise SystemExit('it broke')"})
@@ -80,6 +82,7 @@ async def test_an_agent_that_crashes_scores_0_and_says_why(tiny_model: Path, tmp
         assert "it broke" in shown["error"]["message"]
 
 
+@pytest.mark.slow
 async def test_an_agent_that_never_calls_the_model_has_failed(tiny_model: Path, tmp_path: Path) -> None:
     async with server(tiny_model, tmp_path) as stage:
         shown = await played(stage, env={"TURNS": "0"})

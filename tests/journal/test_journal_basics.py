@@ -65,6 +65,7 @@ async def test_process_durability_appends_without_an_fsync_and_close_syncs(tmp_p
     assert files.synced[segment.name] == segment.stat().st_size
 
 
+@pytest.mark.slow
 async def test_an_append_is_answered_only_when_its_bytes_are_synced(tmp_path: Path) -> None:
     """A power cut right after any acknowledgement leaves the record: only synced bytes are kept."""
     files = FaultyFiles()
@@ -134,6 +135,7 @@ async def test_a_cancelled_append_leaves_the_order_and_the_queue_intact(tmp_path
     await journal.close()
 
 
+@pytest.mark.slow
 async def test_a_full_queue_refuses_and_frees_itself(tmp_path: Path) -> None:
     journal = await FileJournal.open(tmp_path, small(max_queue_bytes=1 << 20, group_window_s=0.2))
     big = 60_000  # int32 items: four such records fit, five do not

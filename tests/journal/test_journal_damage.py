@@ -148,6 +148,7 @@ async def harmed_everywhere(tmp_path: Path, trials: int, seed: int) -> None:
         shutil.rmtree(directory)
 
 
+@pytest.mark.slow
 async def test_no_harm_to_the_summaries_hides_a_record(tmp_path: Path) -> None:
     await harmed_everywhere(tmp_path, 40, seed=1)
 
@@ -246,6 +247,7 @@ def whole_records(directory: Path) -> list[tuple[tuple[str, int], int, str, int]
     return found
 
 
+@pytest.mark.slow
 async def test_damage_in_segments_costs_what_it_hits(tmp_path: Path) -> None:
     await damaged_segments(tmp_path, 25, seed=3)
 
@@ -325,6 +327,7 @@ async def test_what_is_no_segment_but_has_the_name_of_one_stops_the_start_by_nam
     await (await FileJournal.open(tmp_path, small())).close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", [0, 1, -1])
 @pytest.mark.parametrize("whole", [True, False])
 async def test_a_segment_that_was_copied_within_the_directory_doubles_and_revives_nothing(

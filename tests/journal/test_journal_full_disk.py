@@ -100,6 +100,7 @@ async def orphans(journal: FileJournal, names: list[str]) -> list[str]:
     return [record.episode_id async for record in journal.episodes() if record.episode_id not in names]
 
 
+@pytest.mark.slow
 async def test_a_full_disk_stays_refused_keeps_its_reserve_and_is_told_until_there_is_room(
     disk: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -199,6 +200,7 @@ async def test_a_disk_without_inodes_refuses_new_segments_and_lets_episodes_be_d
         path.unlink()
 
 
+@pytest.mark.slow
 async def test_a_disk_that_becomes_read_only_refuses_reads_on_and_recovers(tmp_path: Path) -> None:
     with ext4(tmp_path / "disk", 8 << 20) as disk:
         names = await filled(disk)
@@ -229,6 +231,7 @@ async def test_a_disk_that_becomes_read_only_refuses_reads_on_and_recovers(tmp_p
         await journal.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("leave", [0, 4096, 12_000, 40_000, 120_000])
 async def test_whatever_room_is_left_each_append_is_answered_truly(disk: Path, leave: int) -> None:
     names = await filled(disk, episodes=3)

@@ -242,6 +242,7 @@ async def test_summaries_that_are_lost_give_the_same_answers(tmp_path: Path) -> 
     assert await answers(tmp_path) == expected
 
 
+@pytest.mark.slow
 async def test_stale_summaries_are_not_believed(tmp_path: Path) -> None:
     directory = tmp_path / "data"
     await busy(directory, range(5))

@@ -153,6 +153,7 @@ async def test_the_start_tells_the_bounds(disk: Path) -> None:
     await journal.close()
 
 
+@pytest.mark.slow
 async def test_a_long_episode_keeps_no_segment_of_others(disk: Path) -> None:
     """Its turns lie in every segment; what lies between them was deleted."""
     journal = await opened(disk, retention_share=0, retention_free_bytes=0)

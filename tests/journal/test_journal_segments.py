@@ -63,6 +63,7 @@ def test_the_layout_is_the_documented_one_byte_for_byte() -> None:
     assert file_header(7) == head + struct.pack("<I", zlib.crc32(head))
 
 
+@pytest.mark.slow
 @given(
     st.text(max_size=20), st.dictionaries(st.text(max_size=8), JSON), st.dictionaries(st.text(max_size=4), ARRAYS)
 )

@@ -47,6 +47,7 @@ async def test_the_last_lines_alone_are_kept_and_all_are_logged(caplog: pytest.L
     assert [record.getMessage() for record in caplog.records] == [f"engine: {number}" for number in range(100)]
 
 
+@pytest.mark.slow
 async def test_what_several_children_hold_open_is_waited_for_together() -> None:
     child_log = ChildLog("engine", 10)
     held = []

@@ -148,6 +148,7 @@ async def test_a_killed_guardian_takes_the_engine_along_and_another_is_started(t
         assert not before & set(toy.left())
 
 
+@pytest.mark.slow
 async def test_an_engine_that_flaps_is_given_up_with_its_last_lines(toy: Toy) -> None:
     told = Told()
     async with started(toy, told, max_restarts=2) as process:
@@ -178,6 +179,7 @@ async def test_a_restart_that_fails_once_is_tried_again(toy: Toy) -> None:
         assert len(toy.starts) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("policy", "starts"), [("never", 1), ("on_failure", 2), ("always", 2)])
 async def test_the_policy_decides_about_an_engine_that_failed(toy: Toy, policy: str, starts: int) -> None:
     told = Told()
@@ -229,6 +231,7 @@ async def test_an_engine_that_never_becomes_ready_is_killed_in_time(toy: Toy) ->
     assert toy.left() == []
 
 
+@pytest.mark.slow
 async def test_a_start_that_is_cancelled_leaves_nothing(toy: Toy) -> None:
     toy.behave("never_ready")
     toy.behave("children")
@@ -251,6 +254,7 @@ async def test_an_engine_that_ignores_sigterm_is_killed_after_its_grace(toy: Toy
     assert toy.left() == []
 
 
+@pytest.mark.slow
 async def test_an_engine_of_no_use_is_ended_and_replaced(toy: Toy) -> None:
     told = Told()
     async with started(toy, told) as process:
@@ -308,6 +312,7 @@ async def test_an_owner_that_is_killed_at_any_moment_leaves_nothing(toy: Toy) ->
     assert len(toy.starts) > 3
 
 
+@pytest.mark.slow
 async def test_replicas_have_ports_devices_and_names_of_their_own(toy: Toy) -> None:
     launch = toy.launch(replicas=2, devices=("0", "1"))
     processes = [EngineProcess(engine_settings(), launch, toy.folder, replica=index) for index in range(2)]

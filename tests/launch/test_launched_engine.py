@@ -69,6 +69,7 @@ async def answers_again(engine: LaunchedEngine) -> None:
     await wait_until(reached)
 
 
+@pytest.mark.slow
 async def test_it_samples_and_serves_again_after_a_restart_with_the_same_weights(
     toy: Toy, tiny_model: Path
 ) -> None:
@@ -195,6 +196,7 @@ async def test_adapters_that_a_restart_lost_are_refused_until_loaded_again(toy: 
         assert [client.asked for client in clients] == [["load policy-a"]] * 2
 
 
+@pytest.mark.slow
 async def test_an_engine_that_slept_sleeps_again_after_a_restart(toy: Toy, tiny_model: Path) -> None:
     async with with_clients(toy, tiny_model) as (engine, clients):
         await engine.sleep()
@@ -218,6 +220,7 @@ async def test_an_update_that_a_restart_cut_leaves_no_weights_to_be_taken_for_th
         assert clients[1].asked == ["begin tensors", "end v2"]
 
 
+@pytest.mark.slow
 async def test_a_restarted_engine_that_is_no_use_is_given_up_with_the_reason(toy: Toy, tiny_model: Path) -> None:
     async with launched(toy, tiny_model, max_restarts=1) as engine:
         toy.behave("nameless")
@@ -228,6 +231,7 @@ async def test_a_restarted_engine_that_is_no_use_is_given_up_with_the_reason(toy
         assert len(toy.starts) == 2
 
 
+@pytest.mark.slow
 async def test_an_engine_whose_client_cannot_start_is_ended(toy: Toy, tiny_model: Path) -> None:
     toy.behave("nameless")
     with pytest.raises(StartupError, match="does not name its weights"):

@@ -207,6 +207,7 @@ def test_a_grader_that_everything_passes_fails_floor_and_canaries(tmp_path: Path
     assert "the answer 'yes' earns 1" in failure(done, CheckId.CANARIES)
 
 
+@pytest.mark.slow
 def test_an_answer_that_any_text_is_fails_canaries_and_attacks(tmp_path: Path) -> None:
     done = certified(written(tmp_path, {**QUESTION, "answer": {"kind": "regex", "value": "(?s).*"}}))
     evidence = failure(done, CheckId.CANARIES)
@@ -377,6 +378,7 @@ def test_the_manifest_decides_what_is_the_most_and_how_near_is_enough(tmp_path: 
     assert CheckId.FLOOR in with_reward(range=[0, 1], oracle_tolerance=0.05, floor_margin=0.8).failed
 
 
+@pytest.mark.slow
 def test_a_sample_is_drawn_by_its_seed(tmp_path: Path) -> None:
     tasks = written(tmp_path, *({**QUESTION, "id": f"q{number}"} for number in range(6)))
     first, again = (certified(tasks, "--tasks", "2", "--seed", "3").report for _ in range(2))

@@ -166,6 +166,7 @@ async def test_a_standard_mcp_client_plays_the_episode_that_the_address_names(do
         assert (await step(http, episode_id, type="finish"))["reward"] == 1.0
 
 
+@pytest.mark.slow
 @one_process
 async def test_ended_episodes_are_kept_up_to_the_bound_and_open_ones_always(open_door: OpenDoor) -> None:
     with open_door(openenv={"kept": 1}) as door:

@@ -62,6 +62,7 @@ async def test_a_socket_creates_a_session_lists_calls_and_closes(door: Door) -> 
     assert await ended(door, following) == "cancelled"
 
 
+@pytest.mark.slow
 async def test_a_socket_that_calls_a_tool_at_once_plays_a_task_of_the_server(sandboxed: Door) -> None:
     async with rpc_socket(sandboxed) as wire:
         tools = (await call_method(wire, "tools/list"))["result"]["tools"]
@@ -142,6 +143,7 @@ async def _sleeps(seconds: str) -> bool:
     return (await anyio.run_process(["pgrep", "-f", f"^sleep {seconds}$"], check=False)).returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["/ws", "/mcp", "http"])
 async def test_a_client_that_vanishes_in_mid_call_takes_the_running_command_with_it(
     sandboxed: Door, path: str

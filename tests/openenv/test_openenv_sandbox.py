@@ -65,6 +65,7 @@ def sandboxed(open_door: OpenDoor, tmp_path_factory: pytest.TempPathFactory) -> 
         yield door
 
 
+@pytest.mark.slow
 async def test_the_tool_client_works_in_the_sandbox_as_soon_as_reset_answers(sandboxed: Door) -> None:
     async with MCPToolClient(base_url=base_url(sandboxed)) as env:
         await env.reset(task=TASK)
@@ -88,6 +89,7 @@ async def test_the_generic_client_reaches_its_reward_after_work_in_the_sandbox(s
         assert last.reward == 1.0
 
 
+@pytest.mark.slow
 async def test_a_launched_agent_is_started_by_reset_and_waited_for(sandboxed: Door) -> None:
     async with GenericEnvClient(base_url=base_url(sandboxed)) as env:
         begun = await env.reset(task=CODE_TASK, agent="one-call")
@@ -112,6 +114,7 @@ async def test_dropping_the_socket_ends_the_running_command_and_the_episode(sand
     assert await ended(sandboxed, episode_id) == "cancelled"
 
 
+@pytest.mark.slow
 async def test_leaving_during_reset_cancels_the_episode_over_http_and_on_a_socket(sandboxed: Door) -> None:
     task = {**TASK, "setup": ["sleep 500"], "setup_timeout_s": 500}
     names = [f"left-{uuid.uuid4().hex}" for _ in range(2)]
@@ -138,6 +141,7 @@ async def test_an_episode_that_fails_while_it_is_prepared_is_reset_s_error(sandb
         assert told["data"]["type"] == "task_failed"
 
 
+@pytest.mark.slow
 async def test_without_a_sandbox_backend_such_a_task_is_refused(open_door: OpenDoor) -> None:
     with open_door(sandboxes={"kind": "none"}) as door:
         async with wired(door) as wire:

@@ -167,6 +167,7 @@ async def test_a_reset_and_a_call_at_the_same_time_leave_one_episode(http: httpx
     assert await ended(door, begun["episode_id"]) == "completed"
 
 
+@pytest.mark.slow
 @one_process
 async def test_sessions_are_bounded(open_door: OpenDoor) -> None:
     with open_door(openenv={"max_sessions": 1}) as door:

@@ -14,6 +14,7 @@ from control_support import OpenDoor
 pytestmark = pytest.mark.anyio
 
 
+@pytest.mark.slow
 async def test_an_answer_is_held_back_for_no_longer_than_wait_s(open_door: OpenDoor) -> None:
     with open_door(openenv={"wait_s": 0.05}) as door:
         async with wired(door) as wire:
@@ -21,6 +22,7 @@ async def test_an_answer_is_held_back_for_no_longer_than_wait_s(open_door: OpenD
             assert (await wire.step(type="wait"))["done"] is False
 
 
+@pytest.mark.slow
 async def test_a_peer_that_answers_no_ping_is_gone(open_door: OpenDoor) -> None:
     with open_door(openenv={"ping_interval_s": 0.05, "ping_timeout_s": 0.2}) as door:
         host, port = door.url.removeprefix("http://").split(":")

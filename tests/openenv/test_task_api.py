@@ -82,6 +82,7 @@ async def test_what_there_is_not_is_refused(
     assert said in answer.text
 
 
+@pytest.mark.slow
 async def test_a_catalogue_beyond_one_answer_is_read_in_ranges(open_door: OpenDoor, tmp_path: Path) -> None:
     source = tmp_path / "tasks.jsonl"
     count = MAX_TASKS + 1
@@ -134,6 +135,7 @@ async def test_a_reset_takes_the_task_that_split_and_index_name(door: Door) -> N
         assert await task(task_id="c") == "c"
 
 
+@pytest.mark.slow
 async def test_a_step_has_a_number_only_where_a_validator_wants_one(door: Door, open_door: OpenDoor) -> None:
     async with wired(door) as wire:
         await wire.reset()

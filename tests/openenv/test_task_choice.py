@@ -109,6 +109,7 @@ async def test_resets_after_one_with_a_seed_go_on_by_it_as_in_gymnasium(seven: D
     assert await of_socket(seven, {"seed": 3}, *[{}] * 5) == expected
 
 
+@pytest.mark.slow
 @one_process
 async def test_without_a_seed_tasks_come_in_the_order_of_the_catalogue(open_door: OpenDoor, tasks: Path) -> None:
     with open_door(tasks={"sources": [str(tasks)]}) as door:

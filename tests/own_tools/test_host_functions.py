@@ -186,6 +186,7 @@ async def test_progress_reaches_the_client_and_only_the_latest_is_kept(tmp_path:
     assert [report[0] for report in news.reports] == sorted(report[0] for report in news.reports)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["async def", "def"])
 async def test_log_messages_reach_the_client_in_order_and_a_flood_costs_no_memory(
     tmp_path: Path, kind: str

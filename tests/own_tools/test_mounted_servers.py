@@ -110,6 +110,7 @@ async def test_each_episode_has_a_server_of_its_own_and_the_end_ends_it(tmp_path
     await wait_until(lambda: not any(alive(pid) for pid in started))
 
 
+@pytest.mark.slow
 async def test_a_server_that_ignores_its_end_is_killed(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     began = time.monotonic()

@@ -257,6 +257,7 @@ def test_a_date_behind_the_reply_is_written_anew(tiny_model: Path, tmp_path: Pat
     assert not taken
 
 
+@pytest.mark.slow
 def test_under_the_templates_own_policy_thinking_is_looked_at_first(renderer: Make) -> None:
     subject = renderer("qwen3", thinking_history="template")
     prompt = subject.render([USER], [BASH]).ids[-64:]

@@ -111,6 +111,7 @@ def test_every_template_writes_its_close_behind_another_end_token(folder: Folder
         assert context(subject, f"{completion}<|im_end|>", new) == cut.partition("<|im_end|>")[2]
 
 
+@pytest.mark.slow
 def test_a_prompt_that_opens_thinking(folder: Folder) -> None:
     subject = create_renderer(folder(OPENS_THINKING, ["<|im_end|>", "<|endoftext|>"]), RenderingSettings())
     assert context(subject, "I was<|endoftext|>", USER_GO) == f"\n</think>\n\n<|im_end|>\n{GO}<think>\n"
@@ -127,6 +128,7 @@ def test_an_end_token_that_only_the_generation_config_knows(folder: Folder) -> N
         assert context(subject, [*ids_of(subject, "Yes."), last], USER_GO) == f"<|im_end|>\n{GO}"
 
 
+@pytest.mark.slow
 def test_an_end_token_that_the_folder_does_not_name(folder: Folder) -> None:
     """The engine stopped by its own configuration."""
     subject = create_renderer(folder(QWEN3, ["<|im_end|>"]), RenderingSettings())
@@ -152,6 +154,7 @@ def test_a_call_tag_that_is_an_end_token_is_closed_too(folder: Folder) -> None:
     assert context(subject, f"{CALL}\n<tool_call>", TOOL_OUT) == f"<|im_end|>\n{RESULT}"
 
 
+@pytest.mark.slow
 def test_llama_with_its_three_end_tokens(folder: Folder) -> None:
     tokens = [*LLAMA_TOKENS, "<|end_of_text|>", "<|eom_id|>"]
     made = folder(
@@ -173,6 +176,7 @@ def test_llama_with_its_three_end_tokens(folder: Folder) -> None:
 ROLE_STOPS = ["<|endoftext|>", "<|user|>", "<|observation|>"]
 
 
+@pytest.mark.slow
 def test_a_template_without_a_close_goes_on_with_the_next_role(folder: Folder) -> None:
     subject = create_renderer(
         folder(ROLE_STOP, ROLE_STOPS, added=ROLE_TOKENS, eos="<|endoftext|>"), RenderingSettings()
@@ -197,6 +201,7 @@ def test_the_template_policy_breaks_only_where_thinking_would_be_dropped(folder:
     assert dropped.reason == "thinking_stripped"
 
 
+@pytest.mark.slow
 def test_a_template_that_does_not_show_a_replys_text_is_not_closed_by_its_own_beginning(folder: Folder) -> None:
     """The end token is the template's BOS too: what stands behind that is the conversation, not the close."""
     template = (

@@ -116,6 +116,7 @@ def small(merges: list[str], **fields: Any) -> Tokenizer:
     return Tokenizer.from_str(json.dumps(spec))
 
 
+@pytest.mark.slow
 def test_merges_that_are_no_ranks_are_not_used() -> None:
     assert FastBpe.of(small(["a b", "ab c", "b c"])) is not None
     assert FastBpe.of(small(["a b", "b c", "ab c", "c d", "a bc"])) is None, "the merges of abc lie apart"

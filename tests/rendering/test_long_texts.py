@@ -73,6 +73,7 @@ def test_ids_are_those_of_the_stock_call(tiny_model: Path, name: str, text: str)
     assert stock_ids(tokenizer, text).tolist() == tokenizer.encode(text, add_special_tokens=False).ids
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_ids_of_a_long_text_are_those_of_the_stock_call(tiny_model: Path, name: str) -> None:
     tokenizer, _ = family(name, tiny_model)

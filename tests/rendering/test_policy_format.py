@@ -39,6 +39,7 @@ HISTORY = [
 STEP = Step(reasoning="Two of them.", text="I look again.", tool="bash", arguments={"command": "ls -a"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("template", [QWEN3, HERMES, OPENS_THINKING], ids=["qwen3", "hermes", "opens-thinking"])
 @pytest.mark.parametrize("length", [2, 4])
 def test_scenes_are_read_and_steps_are_parsed_back(
@@ -63,6 +64,7 @@ def test_scenes_are_read_and_steps_are_parsed_back(
     assert (plain.message.content.strip(), plain.message.tool_calls) == ("Done.", ())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("template", "added", "eos", "says"),
     [(HARMONY, HARMONY_TOKENS, "<|return|>", ""), (MISTRAL, MISTRAL_TOKENS, "</s>", "I look.")],

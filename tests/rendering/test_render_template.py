@@ -291,6 +291,7 @@ def test_a_system_message_in_the_middle_is_never_moved(renderer: Make, name: str
     assert "user\n<system>\nBe brief.\n</system><|im_end|>" in subject.decode(result.context_ids)
 
 
+@pytest.mark.slow
 def test_what_a_template_refuses_is_an_invalid_request_with_its_words(
     renderer: Make, tiny_model: Path, tmp_path: Path
 ) -> None:

@@ -162,6 +162,7 @@ class Counted(Harmony):
         return super().settled(text, offered)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     [

@@ -44,6 +44,7 @@ async def test_a_provider_without_an_engine_does_not_start_and_says_what_to_do(
     await provider.close()
 
 
+@pytest.mark.slow
 async def test_an_engine_that_hangs_costs_its_caller_no_more_than_the_time_out(silent_engine: str) -> None:
     engine = DockerEngine(SandboxSettings(docker_host=silent_engine, docker_timeout_s=0.2, docker_parallel=1))
     for _ in range(3):

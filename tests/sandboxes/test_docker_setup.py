@@ -86,6 +86,7 @@ async def test_a_file_in_the_sockets_place_is_said(run_dir: Path, tmp_path: Path
     assert "is not a socket" in await refusal(run_dir, f"unix://{tmp_path}/docker.sock")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("enterable", [True, False])
 def test_a_socket_that_may_not_be_used_says_which_group_to_add(run_dir: Path, enterable: bool) -> None:
     path = run_dir / "docker.sock"
@@ -120,6 +121,7 @@ async def test_an_address_that_refuses_is_named(run_dir: Path) -> None:
     assert "refused" in said
 
 
+@pytest.mark.slow
 async def test_an_engine_that_wants_tls_names_the_variables(run_dir: Path) -> None:
     # What Go's servers answer to HTTP on a TLS port.
     with engine(b"Client sent an HTTP request to an HTTPS server.\n", "text/plain", 400) as address:
@@ -127,6 +129,7 @@ async def test_an_engine_that_wants_tls_names_the_variables(run_dir: Path) -> No
     assert "wants TLS: set DOCKER_TLS_VERIFY=1 and DOCKER_CERT_PATH" in said
 
 
+@pytest.mark.slow
 async def test_tls_to_an_engine_that_speaks_none_says_so(
     run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,6 +197,7 @@ async def test_a_context_of_dockers_client_names_the_engine(
         EngineAddress.find(None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("version", "too_old"), [("1.40", True), ("1.9", True), ("1.41", False), ("1.100", False)], ids=str
 )
@@ -209,6 +213,7 @@ async def test_an_engine_older_than_20_10_is_refused(version: str, too_old: bool
         made.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("info", "remaps", "holds"),
     [

@@ -59,6 +59,7 @@ print(json.dumps([os.getuid(), one.wait(), os.read(read, 1000).decode()]))
     assert (int(work_uid) != uid) is backend.own_uids
 
 
+@pytest.mark.slow
 async def test_exit_status_signal_time_and_a_missing_program_are_told(sandbox: HelperSandbox) -> None:
     script = """
 def ran(*argv, timeout_s=None, **more):
@@ -88,6 +89,7 @@ launch.launch(["python3", "-c", inside], stdio=(0, 1, 2)).wait()
     assert done.stdout.decode().split("\n")[0] == "['0', '1', '2'] False", done
 
 
+@pytest.mark.slow
 async def test_a_command_without_the_word_gets_no_launcher(sandbox: HelperSandbox) -> None:
     script = """
 try:
@@ -98,6 +100,7 @@ except launch.CannotLaunch as error:
     assert (await as_tests(sandbox, script, launches=False)).stdout.startswith(b"none: there is no launcher here")
 
 
+@pytest.mark.slow
 async def test_what_is_launched_ends_with_its_client_and_with_the_command(sandbox: HelperSandbox) -> None:
     script = """
 one = launch.launch(["sh", "-c", "sleep 71 & sleep 71"], stdio=(0, 2, 2))
@@ -112,6 +115,7 @@ print(one.wait()["exit_code"])
     assert b"sleep 7" not in left.stdout
 
 
+@pytest.mark.slow
 async def test_daemons_of_the_work_end_with_a_sweep(sandbox: HelperSandbox) -> None:
     script = '''
 daemon = (
@@ -134,6 +138,7 @@ alive("0")
     assert done.stdout.split() == [b"1", b"0"], done
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "request_",
     [

@@ -85,6 +85,7 @@ async def test_a_bubblewrap_that_does_not_work_is_refused_with_what_it_said(
         await LocalProvider(slow, run_dir).start(agents, tasks)
 
 
+@pytest.mark.slow
 async def test_the_servers_own_folders_are_not_among_what_is_shown_of_the_host(
     run_dir: Path,
     sandbox_settings: SandboxSettings,
@@ -132,6 +133,7 @@ def other_prefix() -> Iterator[bubblewrap.HostPython]:
         yield bubblewrap.HostPython(f"{prefix}/bin/{Path(os.path.realpath(sys.executable)).name}", prefix)
 
 
+@pytest.mark.slow
 async def test_a_python_works_without_the_rest_of_its_prefix(
     run_dir: Path,
     sandbox_settings: SandboxSettings,
@@ -243,6 +245,7 @@ async def test_a_sandbox_that_cannot_start_says_why_at_once_and_leaves_nothing(
     await provider.close()
 
 
+@pytest.mark.slow
 async def test_a_helper_that_never_calls_is_given_up_in_its_time_and_leaves_nothing(
     run_dir: Path,
     sandbox_settings: SandboxSettings,
@@ -300,6 +303,7 @@ async def test_nothing_but_its_own_is_swept(
     assert (run_dir / "notes" / "kept").exists()
 
 
+@pytest.mark.slow
 async def test_a_run_folder_has_one_server_at_a_time(
     run_dir: Path, sandbox_settings: SandboxSettings, agents: AgentEndpoint, tasks: BackgroundTasks
 ) -> None:
@@ -345,6 +349,7 @@ async def start_server(run_dir: Path, kind: str) -> tuple[asyncio.subprocess.Pro
     return server, (await server.stdout.readline()).decode().strip()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["isolated", "unisolated"])
 async def test_a_killed_server_leaves_no_sandbox_running(run_dir: Path, kind: str) -> None:
     server, sandbox_id = await start_server(run_dir, kind)
@@ -359,6 +364,7 @@ def marked(run_dir: Path) -> list[bytes]:
     return [words for words in command_lines() if f"sandbox-of-{run_dir.name}".encode() in words]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["isolated", "unisolated"])
 async def test_the_next_start_sweeps_what_a_killed_server_left(
     run_dir: Path, kind: str, sandbox_settings: SandboxSettings, agents: AgentEndpoint, tasks: BackgroundTasks
@@ -397,6 +403,7 @@ for _ in range(400):
 """
 
 
+@pytest.mark.slow
 def test_processes_that_are_made_while_the_marked_ones_are_killed_are_killed_too(run_dir: Path) -> None:
     name = f"sb-{run_dir.name}"
     environment = {**os.environ, orphans.MARK_VARIABLE: name}

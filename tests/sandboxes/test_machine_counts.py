@@ -148,6 +148,7 @@ async def second(provider: SandboxProvider) -> HelperSandbox:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("user", [User.AGENT, User.WORK])
 async def test_descriptors_under_way_between_processes_stop_no_other_sandbox(
     provider: SandboxProvider, sandbox: HelperSandbox, user: User
@@ -176,12 +177,14 @@ async def test_a_compartment_is_made_whatever_number_of_descriptors_is_under_way
         assert (await other.exec(Command(("echo", "well"), user=user, timeout_s=30))).stdout == b"well\n", user
 
 
+@pytest.mark.slow
 async def test_watches_of_files_stop_no_other_sandbox(provider: SandboxProvider, sandbox: HelperSandbox) -> None:
     for user in User:
         await take(sandbox, _WATCH, user)
     assert (await python(await second(provider), "attempt(lambda: call(294, 0))")).startswith("DONE")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", LOCAL, indirect=True, ids=lambda each: each.name)
 async def test_terminals_are_bounded_and_stop_no_other_sandbox(
     provider: SandboxProvider, sandbox: HelperSandbox, sandbox_settings: SandboxSettings
@@ -194,6 +197,7 @@ async def test_terminals_are_bounded_and_stop_no_other_sandbox(
     assert (await python(await second(provider), script)).startswith("/dev/pts/")
 
 
+@pytest.mark.slow
 async def test_a_command_can_open_only_so_many_files_and_raise_no_bound(
     sandbox: HelperSandbox, sandbox_settings: SandboxSettings
 ) -> None:

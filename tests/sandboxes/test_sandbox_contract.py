@@ -76,6 +76,7 @@ async def test_a_command_runs_in_the_work_folder_with_an_environment_made_from_n
     assert (await sandbox.exec(Command(("pwd",), cwd="/tmp"))).stdout == b"/tmp\n"
 
 
+@pytest.mark.slow
 async def test_each_user_has_a_home_of_its_own_and_the_agent_the_work_folder(sandbox: HelperSandbox) -> None:
     for user in User:
         result = await sh(sandbox, 'cd "$HOME" && touch mine && stat -c %a .', user=user)
@@ -115,6 +116,7 @@ async def test_what_cannot_be_run_is_an_exit_code_with_the_reason(
     assert result.stderr
 
 
+@pytest.mark.slow
 async def test_a_started_command_that_cannot_be_run_ends_the_same_way(sandbox: HelperSandbox) -> None:
     for argv, code in ((("not-a-program",), 127), (("echo", "x" * (9 << 20)), 126)):
         process = await sandbox.start(Command(argv))
@@ -122,6 +124,7 @@ async def test_a_started_command_that_cannot_be_run_ends_the_same_way(sandbox: H
         await process.kill()
 
 
+@pytest.mark.slow
 async def test_a_process_ended_by_a_signal_has_128_and_its_number(sandbox: HelperSandbox) -> None:
     assert (await sh(sandbox, "kill -TERM $$")).exit_code == 143
     assert (await sh(sandbox, "kill -KILL $$")).exit_code == 137
@@ -141,6 +144,7 @@ async def test_after_its_time_a_command_is_killed_with_all_it_started(sandbox: H
     assert await sleepers(sandbox) == 0
 
 
+@pytest.mark.slow
 async def test_a_child_that_keeps_the_output_open_neither_delays_the_result_nor_outlives_it(
     sandbox: HelperSandbox,
 ) -> None:
@@ -149,6 +153,7 @@ async def test_a_child_that_keeps_the_output_open_neither_delays_the_result_nor_
     assert await sleepers(sandbox) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("grace_s", "stdout"), [(0.0, b"now\n"), (60.0, b"now\nlate\n")])
 async def test_output_of_children_is_waited_for_within_the_grace(
     backend: Backend,
@@ -167,6 +172,7 @@ async def test_output_of_children_is_waited_for_within_the_grace(
     await provider.close()
 
 
+@pytest.mark.slow
 async def test_what_was_written_before_the_end_is_kept_without_any_grace(
     backend: Backend,
     sandbox_settings: SandboxSettings,
@@ -195,6 +201,7 @@ async def test_a_server_left_behind_with_its_output_elsewhere_lives_until_stop_a
     assert await sleepers(sandbox) == 0
 
 
+@pytest.mark.slow
 async def test_stop_all_ends_what_forks_faster_than_it_is_listed(sandbox: HelperSandbox) -> None:
     # Each process lives only until its child does, in a new session: never there when a list is worked off.
     script = "import os\nwhile True:\n  if os.fork(): os._exit(0)\n  os.setsid()"
@@ -300,6 +307,7 @@ async def test_a_waiter_that_gives_up_leaves_the_command_running(sandbox: Helper
     assert await sleepers(sandbox) == 0
 
 
+@pytest.mark.slow
 async def test_many_commands_at_once_each_get_their_own_end(sandbox: HelperSandbox) -> None:
     slow = await sandbox.start(Command(("sleep", _SECONDS)))
     results = await asyncio.gather(*(sh(sandbox, f"echo {number}; exit {number}") for number in range(30)))
@@ -307,6 +315,7 @@ async def test_many_commands_at_once_each_get_their_own_end(sandbox: HelperSandb
     await slow.kill()
 
 
+@pytest.mark.slow
 async def test_a_request_that_the_helper_cannot_serve_disturbs_no_other(sandbox: HelperSandbox) -> None:
     running = await sandbox.start(Command(("sh", "-c", "sleep 0.2; echo whole")))
     for nonsense in ({"op": "nothing"}, {"op": "run"}, {"op": "file", "action": "run"}):
@@ -350,6 +359,7 @@ print(made)
         assert result.stderr
 
 
+@pytest.mark.slow
 async def test_a_sandbox_full_of_processes_still_answers_and_recovers(sandbox: HelperSandbox) -> None:
     bomb = await sandbox.start(Command(("bash", "-c", f"while :; do sleep {_SECONDS} & done 2>/dev/null")))
     await asyncio.sleep(0.5)  # to fork in: nothing can be asked of the sandbox meanwhile
@@ -359,6 +369,7 @@ async def test_a_sandbox_full_of_processes_still_answers_and_recovers(sandbox: H
     assert (await sh(sandbox, "echo well")).stdout == b"well\n"
 
 
+@pytest.mark.slow
 async def test_a_command_right_after_stop_all_runs(sandbox: HelperSandbox) -> None:
     for _ in range(20):
         await sandbox.start(Command(("sleep", _SECONDS)))
@@ -367,6 +378,7 @@ async def test_a_command_right_after_stop_all_runs(sandbox: HelperSandbox) -> No
         assert after.stdout == b"well\n", after
 
 
+@pytest.mark.slow
 async def test_destroy_may_be_called_often_and_at_once(
     provider: SandboxProvider, sandbox: HelperSandbox, backend: Backend, run_dir: Path
 ) -> None:
@@ -400,6 +412,7 @@ async def test_a_destroy_that_is_not_waited_for_goes_on(
     await wait_until(lambda: not backend.traces(sandbox.sandbox_id, run_dir))
 
 
+@pytest.mark.slow
 async def test_a_killed_helper_fails_its_commands_and_leaves_nothing_after_destroy(
     sandbox: HelperSandbox, backend: Backend, run_dir: Path
 ) -> None:
@@ -439,6 +452,7 @@ async def test_a_helper_that_no_longer_answers_is_given_up(
         await provider.close()
 
 
+@pytest.mark.slow
 async def test_close_destroys_what_is_left(provider: SandboxProvider, backend: Backend, run_dir: Path) -> None:
     made = await asyncio.gather(*(provider.create(SPEC) for _ in range(3)))
     await provider.close()

@@ -86,6 +86,7 @@ def needs_memory_limit(provider: SandboxProvider) -> None:
         pytest.skip("no control group can be made here")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("user", [User.AGENT, User.WORK])
 async def test_a_command_cannot_have_the_helper_killed_for_the_memory_that_it_took(
     provider: SandboxProvider, sandbox: HelperSandbox, backend: Backend, user: User
@@ -113,6 +114,7 @@ class TestLocally:
     def backend(self) -> Backend:
         return Backend("local", LocalProvider, True, lambda *_: None, lambda *_: [])
 
+    @pytest.mark.slow
     async def test_a_helper_that_the_kernel_chose_when_memory_ran_out_is_known_by_that(
         self, provider: SandboxProvider, run_dir: Path
     ) -> None:
@@ -188,6 +190,7 @@ class TestWithoutControlGroups:
         assert not kills.rose_lately()
         watching.cancel()
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("as_root", [True, False] if os.geteuid() == 0 else [False])
     @pytest.mark.parametrize("when", ["before", "now"])
     async def test_a_kill_from_outside_is_the_kernels_only_where_it_killed_somebody_just_then(

@@ -55,6 +55,7 @@ async def test_all_folders_together_are_bounded_in_bytes_and_in_files_and_the_sa
     assert again.stdout == b"16777216\n", again
 
 
+@pytest.mark.slow
 async def test_what_judges_can_write_although_the_rest_is_full(sandbox: HelperSandbox) -> None:
     await sandbox.exec(Command(("true",), user=User.TESTS))
     filled = await sandbox.exec(Command(("python3", "-c", FILL), user=User.WORK, timeout_s=60))

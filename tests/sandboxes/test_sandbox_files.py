@@ -276,6 +276,7 @@ async def test_a_folder_larger_than_the_bound_is_refused(sandbox: HelperSandbox,
         await sandbox.download(f"{sandbox.workdir}/it", 1 << 20)
 
 
+@pytest.mark.slow
 async def test_a_folder_that_changes_while_it_is_packed_is_still_a_tar(sandbox: HelperSandbox) -> None:
     script = """
     while :; do for n in 1 2 3 4 5; do head -c ${n}0000 /dev/zero > f$n; done; rm -rf d; mkdir -p d/e; : > f3; done
@@ -310,6 +311,7 @@ async def test_a_folder_that_cannot_be_packed_says_why(
     assert await sh(sandbox, "echo well") == "well\n"
 
 
+@pytest.mark.slow
 async def test_file_operations_stop_with_everything_else(sandbox: HelperSandbox) -> None:
     reading = asyncio.gather(
         *(sandbox.upload(tar(entry("f", bytes(4 << 20))), f"{sandbox.workdir}/t{n}") for n in range(2)),

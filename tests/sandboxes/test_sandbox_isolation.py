@@ -51,6 +51,7 @@ async def get(sandbox: HelperSandbox, *paths: str) -> list[str]:
     return result.stdout.decode().splitlines()
 
 
+@pytest.mark.slow
 async def test_the_door_serves_the_admitted_episode_and_no_other(
     sandbox: HelperSandbox, echo_app: EchoApp
 ) -> None:
@@ -95,6 +96,7 @@ async def test_the_door_streams(sandbox: HelperSandbox, echo_app: EchoApp) -> No
     assert (await asking).stdout == b"second\n"
 
 
+@pytest.mark.slow
 async def test_a_caller_that_is_killed_is_seen_to_have_left(sandbox: HelperSandbox, echo_app: EchoApp) -> None:
     sandbox.admit("one")
     assert sandbox.agent_url is not None
@@ -104,6 +106,7 @@ async def test_a_caller_that_is_killed_is_seen_to_have_left(sandbox: HelperSandb
     await echo_app.caller_left.wait()
 
 
+@pytest.mark.slow
 async def test_a_large_body_passes_the_door_both_ways_at_once(sandbox: HelperSandbox) -> None:
     sandbox.admit("one")
     script = """
@@ -118,6 +121,7 @@ print(connection.getresponse().read().decode())
     assert [result.stdout for result in results] == [b"POST /e/one/mcp 5000000\n"] * 4
 
 
+@pytest.mark.slow
 async def test_an_answer_arrives_that_comes_before_its_request_was_read(sandbox: HelperSandbox) -> None:
     sandbox.admit("one")
     script = """
@@ -160,6 +164,7 @@ time.sleep(60)
     assert (await get(sandbox, "/e/one/mcp"))[0].startswith("200")
 
 
+@pytest.mark.slow
 async def test_no_network_is_reached(sandbox: HelperSandbox) -> None:
     with socket.create_server(("0.0.0.0", 0)) as listener:
         port = listener.getsockname()[1]
@@ -238,6 +243,7 @@ async def test_a_mounted_folder_is_read_only(
     assert [path.name for path in folder.iterdir()] == ["file"]
 
 
+@pytest.mark.slow
 async def test_sandboxes_see_nothing_of_each_other(provider: SandboxProvider) -> None:
     one, other = await asyncio.gather(provider.create(SPEC), provider.create(SPEC))
     for folder in (one.workdir, "/tmp", "/dev/shm"):
@@ -293,6 +299,7 @@ async def test_no_command_can_act_on_the_helper(sandbox: HelperSandbox, user: Us
     assert (await sandbox.exec(Command(("echo", "well"), timeout_s=30))).stdout == b"well\n"
 
 
+@pytest.mark.slow
 async def test_users_cannot_act_on_each_other(sandbox: HelperSandbox, backend: Backend) -> None:
     assert sandbox.own_uids == backend.own_uids
     for user, other in itertools.permutations(User, 2):
@@ -313,6 +320,7 @@ async def test_users_cannot_act_on_each_other(sandbox: HelperSandbox, backend: B
         await process.kill()
 
 
+@pytest.mark.slow
 async def test_each_sandbox_has_uids_of_its_own(provider: SandboxProvider, backend: Backend) -> None:
     """The kernel keeps some things per uid for the whole machine: keyrings, counts of processes, of watches."""
     seen = set()

@@ -136,6 +136,7 @@ async def attack(sandbox: HelperSandbox, attacker: User, victims: list[User]) ->
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attacker", list(User))
 async def test_a_user_can_reach_no_process_and_no_file_of_another(sandbox: HelperSandbox, attacker: User) -> None:
     assert sandbox.users_apart
@@ -161,6 +162,7 @@ async def test_the_victim_is_one_that_the_attack_would_find(sandbox: HelperSandb
         assert what in found
 
 
+@pytest.mark.slow
 async def test_code_in_a_compartment_has_no_capability_and_can_make_no_name_space(sandbox: HelperSandbox) -> None:
     if not sandbox.compartments:
         pytest.skip("the users have uids of their own")
@@ -180,6 +182,7 @@ async def test_a_process_that_a_command_leaves_is_seen_by_the_next_of_its_user(s
     assert (await sh(sandbox, f"kill {started.stdout.decode()}", User.AGENT)).exit_code == 0
 
 
+@pytest.mark.slow
 async def test_a_kill_of_everything_ends_its_own_user_only_and_no_later_command(sandbox: HelperSandbox) -> None:
     others, other_pid = await start_victim(sandbox, User.HARNESS)
     own, _ = await start_victim(sandbox, User.AGENT)

@@ -307,6 +307,7 @@ def test_an_agent_can_commit_on_it(tmp_path: Path) -> None:
     assert git(root, "log", "--format=%s").splitlines() == ["mine", "Base"]
 
 
+@pytest.mark.slow
 def test_the_commit_is_the_same_for_the_same_files(tmp_path: Path) -> None:
     roots = [tmp_path / "one" / "work", tmp_path / "two" / "work"]
     for root, history in zip(roots, (packed, stash), strict=True):

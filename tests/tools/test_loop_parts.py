@@ -267,6 +267,7 @@ async def test_it_says_to_an_mcp_server_what_the_mcp_package_says() -> None:
     assert [one["http"] for one in ours] == ["POST"] * 5 + ["DELETE"]
 
 
+@pytest.mark.slow
 def test_an_mcp_server_whose_pages_never_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(RESULTS, "tools/list", lambda _: {"tools": [_tool("a")], "nextCursor": "1"})
     monkeypatch.setattr(mcp_tools, "_MOST_PAGES", 3)

@@ -515,6 +515,7 @@ async def test_a_body_that_does_not_come_is_408(tmp_path: Path) -> None:
         writer.close()
 
 
+@pytest.mark.slow
 async def test_a_caller_that_takes_no_bytes_is_given_up(tmp_path: Path, sandbox: SubprocessSandbox) -> None:
     (Path(sandbox.workdir) / "large").write_text("x" * 3_000_000)
     async with mcp_stage(tmp_path, send_timeout_s=0.2, max_file_chars=4_000_000) as stage:

@@ -90,6 +90,7 @@ def play(agent: Agent, stage: McpStage, sandbox: SubprocessSandbox, tmp_path: Pa
     return Player(agent, stage, stage.episodes.begin("e1", sandbox), tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("agent", "options"),
     [(AGENTS[0], ()), (AGENTS[0], ("--stream",)), (AGENTS[1], ())],
@@ -127,12 +128,14 @@ async def test_it_does_what_the_model_calls_until_it_answers_without_a_call(
     ]
 
 
+@pytest.mark.slow
 async def test_it_ends_when_the_model_hands_in_its_answer(play: Player) -> None:
     with ChatServer([Say(calls=(("submit", '{"answer": "42"}'),))]) as model:
         assert (await play(model)).code == FINISHED
     assert play.episode.answers == ["42"]
 
 
+@pytest.mark.slow
 async def test_it_goes_on_while_a_user_replies_to_what_is_submitted(play: Player) -> None:
     play.episode.user = iter(("Which one?",))
     submit = (("submit", '{"answer": "one"}'),)
@@ -142,6 +145,7 @@ async def test_it_goes_on_while_a_user_replies_to_what_is_submitted(play: Player
     assert model.calls[1]["messages"][-1]["content"] == "The user replies: Which one?"
 
 
+@pytest.mark.slow
 async def test_an_answer_without_a_call_is_said_to_the_user_if_there_is_one(play: Player) -> None:
     play.episode.user = iter(("Hello. Do it.",))
     with ChatServer([Say("What shall I do?"), Say("It is done.")]) as model:
@@ -150,6 +154,7 @@ async def test_an_answer_without_a_call_is_said_to_the_user_if_there_is_one(play
     assert model.calls[1]["messages"][-1] == {"role": "user", "content": "Hello. Do it."}
 
 
+@pytest.mark.slow
 async def test_wrong_calls_are_told_to_the_model_and_end_nothing(play: Player) -> None:
     calls = (("bash", "{"), ("bash", "[]"), ("bash", "{}"), ("python", ""), ("submit", "{}"))
     with ChatServer([Say(calls=calls), Say("Sorry.")]) as model:
@@ -164,12 +169,14 @@ async def test_wrong_calls_are_told_to_the_model_and_end_nothing(play: Player) -
     assert "answer: Field required" in contents[4]
 
 
+@pytest.mark.slow
 async def test_it_stops_when_its_turns_are_used_up(play: Player) -> None:
     with ChatServer([Say(command="true")] * 2) as model:
         played = await play(model, "--max-turns", "2")
     assert (played.code, played.ending, len(model.calls)) == (LIMIT, "limit", 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("failure", "code", "calls"),
     [
@@ -187,12 +194,14 @@ async def test_its_exit_code_says_how_the_model_api_failed(
     assert failure.type in played.lines[-1]["message"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("agent", AGENTS[:1], indirect=True, ids=["tool-loop"])
 async def test_a_stream_that_breaks_off_is_a_failure_of_the_api(play: Player) -> None:
     with ChatServer([Say("half", cut=True)]) as model:
         assert (await play(model, "--stream")).code == API_FAILED
 
 
+@pytest.mark.slow
 async def test_its_exit_code_says_when_the_tools_are_gone(play: Player) -> None:
     with ChatServer([]) as model:
         unknown = await play(model, tool_url=f"{play.stage.url}/e/e2/mcp")
@@ -225,6 +234,7 @@ async def test_an_answer_that_is_no_completion_is_no_crash(
     assert (played.code, len(model.calls)) == (code, calls), played.errors
 
 
+@pytest.mark.slow
 @pytest.mark.cases(4)
 @pytest.mark.parametrize(
     "answer",
@@ -270,6 +280,7 @@ class _Server(ThreadingHTTPServer):
         self.closed.put(None)
 
 
+@pytest.mark.slow
 def test_a_connection_that_idled_too_long_for_the_server_is_opened_anew() -> None:
     """Between two tool calls the policy may sample for minutes; nothing may be sent twice, so nothing may fail."""
     with _Server() as server:

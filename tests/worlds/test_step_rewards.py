@@ -48,6 +48,7 @@ async def played(server: WorldServer, *turns: list[tuple[str, dict[str, Any]]]) 
     return await server.server.wait_for_end(created.episode_id)
 
 
+@pytest.mark.slow
 async def test_each_turn_has_what_its_own_calls_were_given(server: WorldServer) -> None:
     episode = await played(
         server,
@@ -75,6 +76,7 @@ async def wait_for_status(stage: Stage, episode: dict[str, Any], status: str) ->
     await wait_until(has_it)
 
 
+@pytest.mark.slow
 async def test_rewards_of_turns_outlive_a_server_that_dies_while_it_grades(
     tiny_model: Path, tmp_path: Path
 ) -> None:
