@@ -19,6 +19,7 @@ import subprocess
 import tempfile
 import threading
 from pathlib import Path
+from typing import Final
 from urllib.parse import urlsplit
 
 from turnstile_server.errors import SandboxUnavailable
@@ -55,6 +56,10 @@ _ENVIRONMENT = ("PATH", "HOME", "SSH_AUTH_SOCK")
 _KEPT = 2000
 """Last bytes that the client wrote."""
 _CHANGED, _UNKNOWN = "REMOTE HOST IDENTIFICATION HAS CHANGED", "Host key verification failed"
+
+
+_SAID_S: Final = 1.0
+"""For ssh to say why it closed a connection."""
 
 
 class SshLink:
@@ -115,8 +120,11 @@ class SshLink:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def silence(self) -> str:
-        """Why no engine answers at a socket that is forwarded."""
-        said = "" if self._login is None else self._login.said
+        """Why no engine answers at a socket that is forwarded. Blocks: ssh says it a moment after it closed."""
+        said = ""
+        if self._login is not None:
+            self._login.spoke.wait(_SAID_S)
+            said = self._login.said
         return (
             f"no engine answers at {self._path} of {self.url}: start Docker there; sshd there must forward "
             f"sockets (AllowStreamLocalForwarding): {said or 'it closes at once'}"
@@ -176,6 +184,8 @@ class _Login:
         self.verdict = ("", "")
         """What was found there, and the user; empty: nothing was."""
         self._said = b""
+        self.spoke = threading.Event()
+        """It has said something, which is in ``said``."""
         self._child = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -209,5 +219,6 @@ class _Login:
                     self.known.set()
                 else:
                     self._said = (self._said + line)[-_KEPT:]
+                    self.spoke.set()
         self._child.wait()
         self.known.set()
