@@ -64,7 +64,12 @@ class Learner:
     def __init__(self, network: PreTrainedModel, settings: GrpoSettings, seed: int) -> None:
         self.network = network
         self._settings = settings
-        self._optimizer = torch.optim.AdamW(network.parameters(), lr=settings.rate, weight_decay=0.0)
+        trained = [each for each in network.parameters() if each.requires_grad]
+        self.optimizer = torch.optim.AdamW(trained, lr=settings.rate, weight_decay=0.0)
+        self._draw = random.Random(seed)
+
+    def reseed(self, seed: int | str) -> None:
+        """Draws batches as a new learner of ``seed`` does: a run that was stopped goes on the same way."""
         self._draw = random.Random(seed)
 
     def step(self, rows: Sequence[Row], version: int) -> Update:
@@ -92,8 +97,8 @@ class Learner:
                     (loss / count).backward()  # type: ignore[no-untyped-call]
                     clipped += cut
                 norms.append(float(torch.nn.utils.clip_grad_norm_(self.network.parameters(), settings.max_norm)))
-                self._optimizer.step()
-                self._optimizer.zero_grad()
+                self.optimizer.step()
+                self.optimizer.zero_grad()
         return Update(
             tokens=tokens,
             fresh_gap=max(fresh) if fresh else None,
@@ -106,7 +111,7 @@ class Learner:
         """Sum over the trained tokens of −min(ratio · A, clipped ratio · A), and the number of clipped tokens."""
         padded = Padded(rows)
         advantage = torch.tensor([row.advantage for row in rows])[:, None]
-        ratio = torch.exp(logprobs_of(self.network, padded.ids) - padded.logprobs)
+        ratio = torch.exp(logprobs_of(self.network, padded.ids, padded.mask) - padded.logprobs)
         within = ratio.clamp(1 - self._settings.clip_low, 1 + self._settings.clip_high)
         gain = torch.minimum(ratio * advantage, within * advantage)
         held_back = (gain < ratio * advantage) & padded.mask
@@ -131,17 +136,24 @@ class Padded:
             self.logprobs[index, : size - 1] = torch.from_numpy(row.sample.logprobs[1:].copy())
 
 
-def logprobs_of(network: PreTrainedModel, ids: Tensor) -> Tensor:
-    """log p(ids[:, t] | ids[:, :t]) for t ≥ 1, float32 [R, T − 1], at temperature 1."""
-    logits = network(input_ids=ids, use_cache=False).logits[:, :-1]
-    chosen: Tensor = torch.log_softmax(logits.float(), -1).gather(-1, ids[:, 1:, None])[..., 0]
-    return chosen
+def logprobs_of(network: PreTrainedModel, ids: Tensor, mask: Tensor | None = None) -> Tensor:
+    """log p(ids[:, t] | ids[:, :t]) for t ≥ 1, float32 [R, T − 1], at temperature 1.
+
+    With ``mask`` (bool [R, T − 1]) only where it is true, and 0 elsewhere: the output layer, the largest of a
+    small network, is not computed for the others.
+    """
+    hidden = network.base_model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1]
+    if mask is None:
+        mask = torch.ones(ids.shape[0], ids.shape[1] - 1, dtype=torch.bool)
+    logits = network.get_output_embeddings()(hidden[mask])  # type: ignore[no-untyped-call]
+    chosen: Tensor = torch.log_softmax(logits.float(), -1).gather(-1, ids[:, 1:][mask][:, None])[:, 0]
+    return torch.zeros(mask.shape).masked_scatter(mask, chosen)
 
 
 def _gap(network: PreTrainedModel, rows: Sequence[Row]) -> list[tuple[Row, Tensor]]:
     """Recorded − recomputed log-probabilities of each row's trained tokens."""
     padded = Padded(rows)
-    difference = padded.logprobs - logprobs_of(network, padded.ids)
+    difference = padded.logprobs - logprobs_of(network, padded.ids, padded.mask)
     return [(row, difference[index][padded.mask[index]]) for index, row in enumerate(rows)]
 
 

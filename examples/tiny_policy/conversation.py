@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Generic, Literal, Protocol, TypeVar
 
 import numpy as np
 
 from tiny_policy.world import World
 from turnstile.models import Message, Tool
-from turnstile_server.demo.errands import Errand
 from turnstile_server.rendering.protocol import CannotBridge, PathEnd, Renderer
 
 MAX_TURNS = 10
@@ -22,13 +21,28 @@ MAX_TURNS = 10
 _TAIL = 64
 
 
-class Conversation:
-    def __init__(self, renderer: Renderer, tools: Sequence[Tool], errand: Errand) -> None:
+class Task(Protocol):
+    """An errand, or another task that is played in memory. ``done``: the verdict on the files at the end."""
+
+    @property
+    def instruction(self) -> str: ...
+    @property
+    def files(self) -> dict[str, str]: ...
+    def done(self, files: dict[str, str]) -> bool: ...
+
+
+TaskT = TypeVar("TaskT", bound=Task)
+
+
+class Conversation(Generic[TaskT]):
+    def __init__(
+        self, renderer: Renderer, tools: Sequence[Tool], errand: TaskT, world: World | None = None
+    ) -> None:
         self.errand = errand
         self.turns = 0
         self._renderer = renderer
         self._tools = tuple(tools)
-        self._world = World(errand.files)
+        self._world = world or World(errand.files)
         start = renderer.render([Message("user", errand.instruction)], self._tools)
         self.ids: list[int] = start.ids.tolist()
         self.mask: list[int] = [0] * len(self.ids)

@@ -80,7 +80,7 @@ def play(
     temperature: float = 1.0,
     batch: int = 64,
     on_ended: Callable[[int], None] = lambda _: None,
-) -> list[Conversation]:
+) -> list[Conversation[Errand]]:
     """Play every errand once by the policy in the folder ``checkpoint``, ``batch`` at a time.
 
     ``on_ended`` is called with the number of ended episodes whenever it grows.
@@ -101,16 +101,16 @@ def play(
     sampling = SamplingParameters(temperature=temperature)
     stop = StopRule(MAX_COMPLETION, frozenset(renderer.stop_token_ids), ())
     numbers = itertools.count()
-    running: dict[str, Conversation] = {}
+    running: dict[str, Conversation[Errand]] = {}
 
-    def ask(conversation: Conversation) -> None:
+    def ask(conversation: Conversation[Errand]) -> None:
         rid = str(next(numbers))
         running[rid] = conversation
         scheduler.submit(EngineCall(rid, conversation.ids.copy(), sampling, stop, lambda _: None))
 
     tools = offered_tools()
     waiting = (Conversation(renderer, tools, errand) for errand in tasks)
-    ended: list[Conversation] = []
+    ended: list[Conversation[Errand]] = []
     scheduler.start()
     try:
         for conversation in itertools.islice(waiting, batch):
@@ -132,7 +132,7 @@ def play(
     return ended
 
 
-def score(conversations: Iterable[Conversation]) -> Score:
+def score(conversations: Iterable[Conversation[Errand]]) -> Score:
     episodes: Counter[int] = Counter()
     solved: Counter[int] = Counter()
     for conversation in conversations:

@@ -29,7 +29,7 @@ from tiny_policy.teacher import FAULTLESS, MIXED, Habits, demonstration
 from tiny_policy.tokenizer import make_tokenizer
 from tiny_policy.world import offered_tools
 from turnstile.models import Tool
-from turnstile_server.demo.errands import LEVELS, errand
+from turnstile_server.demo.errands import LEVELS, Errand, errand
 from turnstile_server.rendering.factory import create_renderer
 from turnstile_server.rendering.protocol import Renderer
 from turnstile_server.settings import RenderingSettings
@@ -80,7 +80,7 @@ class Demonstrations:
                 mask[row, : len(conversation.ids)] = torch.tensor(conversation.mask)
             yield Batch(ids, mask)
 
-    def _one(self, habits: Habits) -> Conversation:
+    def _one(self, habits: Habits) -> Conversation[Errand]:
         task = errand(self._draw, self._draw.choice(LEVELS))
         conversation = Conversation(self._renderer, self._tools, task)
         conversation.follow(

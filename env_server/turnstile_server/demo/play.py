@@ -28,7 +28,7 @@ from turnstile import AsyncClient, Rollout, by_group
 from turnstile.models import Sample
 from turnstile.visible import visible
 from turnstile_server.demo import model_folder
-from turnstile_server.demo.checks import DemoError, audit, audit_line, check_samples
+from turnstile_server.demo.checks import DemoError, audit, audit_line, check_samples, drift_line
 from turnstile_server.demo.errands import Errand, errands
 from turnstile_server.demo.local_server import serve
 
@@ -127,11 +127,14 @@ async def demo(options: DemoOptions, console: Console, work: Path) -> None:
         check_samples(rollout.rollout_id, rollout.samples, reports.get(rollout.episode.episode_id))
     console.print(table_of(rollouts))
     solved = [rollout for rollout in rollouts if rollout.reward == 1.0]
-    if solved and solved[0].samples is not None:
-        tokenizer = Tokenizer.from_file(str(model_folder(options.model) / "tokenizer.json"))
-        console.print(transcript(solved[0].samples.samples[0], tokenizer))
+    samples = [sample for rollout in rollouts if rollout.samples is not None for sample in rollout.samples.samples]
+    tokenizer = Tokenizer.from_file(str(model_folder(options.model) / "tokenizer.json"))
+    if samples:
+        shown = next((sample for sample in samples if sample.reward == 1.0), samples[0])
+        console.print(transcript(shown, tokenizer))
     console.print(f"Solved: {len(solved)} of {len(rollouts)} episodes, by the policy's own sampling.")
     console.print(audit_line(list(reports.values())))
+    console.print(drift_line(samples, tokenizer))
     if len(solved) < options.least * len(rollouts):
         raise DemoError(f"only {len(solved)} of {len(rollouts)} episodes were solved")
     console.print("Passed: every token accounted for, audit passed, nothing left running.")
